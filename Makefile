@@ -1,0 +1,25 @@
+.PHONY: setup demo check test clean
+
+BIN := .venv/bin
+
+setup: .venv/ready  ## make .venv with the pinned versions
+
+.venv/ready: pyproject.toml constraints.txt tools/setup.sh
+	./tools/setup.sh
+	@touch $@
+
+demo: setup  ## the first minute: synthetic volumes, training, evaluation
+	$(BIN)/voxscale demo
+
+check: setup  ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## all checks and all tests
+	$(BIN)/python -m pytest
+
+clean:  ## remove .venv and caches; runs and data stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -prune -exec rm -rf {} +

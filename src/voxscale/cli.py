@@ -1,0 +1,346 @@
+"""The verbs, nothing else. Only typer is imported here: a login node answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from voxscale.config.schema import Config
+    from voxscale.launch.folder import OpenedRun
+    from voxscale.report.listing import RunRow
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train 3D medical-imaging models from one config, unchanged from a laptop to a cluster.",
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config (YAML or JSON), or a data folder.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Override fields, e.g. optimizer.lr=2e-4."),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Devices = Annotated[
+    str, typer.Option(metavar="N", help="Devices on this node; auto: all GPUs, or one process per CPU.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from voxscale import __version__
+
+        typer.echo(f"voxscale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    return
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run folder; its data goes beside it.")] = Path(
+        "runs/demo"
+    ),
+    devices: Devices = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make synthetic volumes, train on them, evaluate; the first minute with voxscale."""
+    from voxscale.config.load import make_config
+    from voxscale.launch.demo import DEMO, score_demo
+
+    began = time.monotonic()
+    content = {**DEMO, "data": {**DEMO["data"], "source": f"{out.name}-data"}}
+    config = make_config(content, name="demo", base=out.parent)
+    opened = _train(config, out, devices=devices, fresh=_is_finished(out))
+    scores = score_demo(opened)
+    seconds = time.monotonic() - began
+    result = {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)}
+    _show(
+        as_json,
+        result,
+        f"Dice on {scores['num_test']} held-out cases {scores['dice']:.3f}"
+        f" (a threshold alone: {scores['threshold_dice']:.3f}), {seconds:.0f} s, run folder {opened.run.root}",
+    )
+
+
+@app.command()
+def init(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Look at a data folder and write a config for it."""
+    from voxscale.config.load import make_config, render_config
+    from voxscale.data.guess import guess_config
+    from voxscale.errors import ConfigError
+    from voxscale.files import write_text
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
+    content = guess_config(data)
+    config = make_config(content, name=str(data), base=Path())
+    write_text(out, render_config(config))
+    _show(as_json, {"config": str(out), **content}, f"wrote {out}; train with: voxscale train {out}")
+
+
+@app.command()
+def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Build the store of prepared cases; an interrupted build goes on where it was."""
+    from voxscale.data.store import default_store
+    from voxscale.data.store import prepare as prepare_store
+    from voxscale.launch.folder import load_cases
+    from voxscale.launch.machine import look_at_machine
+
+    settled, cpus = _config_or_data(config, overrides), look_at_machine().cpus
+    root = Path(settled.data.store) if settled.data.store else default_store(os.environ)
+    store = prepare_store(load_cases(settled, threads=cpus), settled.data, root, threads=cpus)
+    _show(
+        as_json,
+        {
+            "store": str(store.folder),
+            "cases": len(store.entries),
+            "channels": store.channels,
+            "labels": store.labels,
+        },
+        f"{len(store.entries)} cases ready in {store.folder}",
+    )
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    on: Annotated[Literal["local"], typer.Option(help="Where to train.")] = "local",
+    devices: Devices = "auto",
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run folder; default: runs/ and the config's name.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")] = False,
+    no_start: Annotated[
+        bool, typer.Option("--no-start", help="Write the run folder and print the lines to start it by hand.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train, or continue an unfinished run. A data folder in place of CONFIG is init and train in one."""
+    from voxscale.files import read_json
+
+    settled = _config_or_data(config, overrides)
+    root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).absolute()
+    if dry_run or no_start:
+        _show_commands(settled, root, devices=devices, fresh=fresh, write=no_start, as_json=as_json)
+        return
+    opened = _train(settled, root, devices=devices, fresh=fresh)
+    metrics = read_json(opened.run.metrics)
+    best = metrics["best"]
+    score = f"best {best['metric']} {best['value']:.4f} at step {best['step']}, " if best else ""
+    _show(
+        as_json,
+        {"run": str(opened.run.root), **metrics},
+        f"done: {score}{metrics['wall_s']:.0f} s of training, run folder {opened.run.root}",
+    )
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    split: Annotated[Literal["val", "test", "train"], typer.Option(help="Which cases.")] = "val",
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
+    devices: Devices = "1",
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Folder below RUN/evaluations; default: the split.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a run's checkpoint on whole volumes, one row per case."""
+    from voxscale.errors import ConfigError
+    from voxscale.files import read_json
+    from voxscale.launch.local import evaluate_local
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.plan.resources import choose_devices
+    from voxscale.runs import RunFolder
+
+    folder = RunFolder(run.resolve())
+    if not folder.exists:
+        raise ConfigError(f"{run}: not a run folder", fix="give a folder that `voxscale runs` lists")
+    out = folder.evaluation(_plain_name(name or split))
+    machine = look_at_machine()
+    count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
+    evaluate_local(folder, count, split=split, checkpoint=_plain_name(checkpoint), name=out.name)
+    metrics = read_json(out / "metrics.json")
+    lines = [
+        f"{metric}  mean {row['mean']:.4f}  median {row['median']:.4f}" for metric, row in metrics["summary"].items()
+    ]
+    _show(as_json, {"evaluation": str(out), **metrics}, "\n".join([*lines, f"wrote {out}"]))
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look.")] = Path("runs"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List runs with their state, progress, best metric and age."""
+    from voxscale.report.listing import list_runs
+
+    rows = list_runs(folder)
+    _show(
+        as_json,
+        {"runs": [row.as_json() for row in rows]},
+        _runs_table(rows) if rows else f"no runs in {folder}",
+    )
+
+
+def main() -> None:
+    """Run the verb; every failure becomes one message and the exit code of its kind."""
+    from voxscale.errors import ConfigError, VoxscaleError
+
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except VoxscaleError as error:
+        failure = error
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not one of click's usage errors
+            raise
+        if hasattr(error, "ctx") and type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)
+            sys.exit(2)
+        failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
+    if "--debug" in sys.argv:
+        import traceback
+
+        traceback.print_exception(failure)
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"error": failure.as_json()}))
+    else:
+        typer.echo(failure.as_text(), err=True)
+    sys.exit(failure.exit_code)
+
+
+def _config_or_data(path: Path, overrides: list[str] | None) -> Config:
+    from voxscale.config.load import make_config, read_config
+    from voxscale.data.guess import guess_config
+
+    if path.is_dir():
+        return make_config(guess_config(path), overrides or (), name=str(path), base=Path())
+    return read_config(path, overrides or ())
+
+
+def _open(config: Config, root: Path, *, devices: str, fresh: bool) -> tuple[OpenedRun, int, str]:
+    from voxscale.launch.folder import open_run
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.plan.resources import choose_devices
+
+    machine = look_at_machine()
+    count, why = choose_devices(devices, machine, config.train.batch)
+    return open_run(config, root, machine, devices=count, fresh=fresh), count, why
+
+
+def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRun:
+    from voxscale.launch.folder import prepare_cases
+    from voxscale.launch.local import train_local
+
+    opened, count, why = _open(config, root, devices=devices, fresh=fresh)
+    if opened.is_done:
+        _note(config, f"{root}: done already; --fresh trains it anew")
+        return opened
+    prepare_cases(opened, os.environ, threads=len(os.sched_getaffinity(0)))
+    plan = opened.plan
+    _note(
+        config,
+        f"training {plan.num_train} cases on {why}: {plan.num_steps} steps of {plan.global_batch} patches, "
+        f"{plan.num_val} cases validate",
+    )
+    train_local(opened.run, count, os.environ)
+    return opened
+
+
+def _show_commands(config: Config, root: Path, *, devices: str, fresh: bool, write: bool, as_json: bool) -> None:
+    from voxscale.launch.local import render_commands
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.plan.plan import split_batch
+    from voxscale.plan.resources import choose_devices, resolve
+    from voxscale.runs import RunFolder
+
+    if write:
+        _, count, _ = _open(config, root, devices=devices, fresh=fresh)
+    else:
+        machine = look_at_machine()
+        count, _ = choose_devices(devices, machine, config.train.batch)
+        settled = resolve(config, machine, devices=count)
+        split_batch(settled.train.global_batch, count, settled.train.micro_batch)
+    commands = render_commands(RunFolder(root), count)
+    text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
+    _show(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
+
+
+def _is_finished(root: Path) -> bool:
+    from voxscale.report.listing import describe_run
+    from voxscale.runs import RunFolder
+
+    run = RunFolder(root)
+    return run.exists and describe_run(run).state in ("done", "failed")
+
+
+def _plain_name(name: str) -> str:
+    import re
+
+    from voxscale.errors import ConfigError
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{name!r}: found characters that a name cannot have", fix="use letters, digits, . _ -")
+    return name
+
+
+def _runs_table(rows: list[RunRow]) -> str:
+    def age(seconds: float) -> str:
+        for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+            if seconds >= length:
+                return f"{seconds / length:.0f} {unit}"
+        return f"{seconds:.0f} s"
+
+    cells = [("RUN", "STATE", "PROGRESS", "BEST", "AGE")]
+    for row in rows:
+        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)"
+        best = f"{row.metric} {row.best:.4f}" if row.best is not None else "-"
+        cells.append((row.run, row.state, share, best, age(row.age_s)))
+    widths = [max(len(line[column]) for line in cells) for column in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
+
+
+def _note(config: Config, text: str) -> None:
+    if config.log != "quiet":
+        typer.echo(text, err=True)
+
+
+def _show(as_json: bool, content: dict[str, Any], text: str) -> None:
+    typer.echo(json.dumps(content) if as_json else text)

@@ -1,0 +1,1 @@
+"""The config: what to train. Frozen, checked when built, with every default written out."""

@@ -1,0 +1,234 @@
+"""Read a config, apply overrides, and say everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from voxscale.config.schema import Config
+from voxscale.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which `1e-4` is a number and a repeated key is an error."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)$"),
+    list("-+.0123456789"),
+)
+
+
+def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float | bool):
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is not a key", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Parse YAML (so also JSON); `name` says in errors where the text came from."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise ConfigError(f"{where}: not valid YAML: {error.problem}", fix="correct that line") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}", fix="correct the file") from error
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config file; `data.source` and `data.store` become absolute, relative to the file."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such config", fix="give a YAML file, a data folder, or one of recipes/*.yaml"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a readable YAML file") from error
+    content = parse_yaml(text, str(path))
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else type(content).__name__
+        raise ConfigError(f"{path}: found {found}, expected a mapping of fields", fix="start with `data: {source: …}`")
+    return make_config(content, overrides, name=str(path), base=path.parent)
+
+
+def make_config(content: dict[str, Any], overrides: Iterable[str] = (), *, name: str, base: Path) -> Config:
+    """Check a config given as plain data. `base` is what relative paths in it are relative to."""
+    for override in overrides:
+        _apply_override(content, override)
+    try:
+        config = Config.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError.from_findings(
+            [f"{name}: {finding}" for finding in _findings(error, content)], fix="correct the fields above"
+        ) from None
+    paths = {
+        field: str((base / Path(value).expanduser()).resolve())
+        for field, value in (("source", config.data.source), ("store", config.data.store))
+        if value is not None
+    }
+    return config.model_copy(update={"data": config.data.model_copy(update=paths)})
+
+
+def plain(config: BaseModel) -> dict[str, Any]:
+    """The config as plain data with every default written out."""
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def render_config(config: Config) -> str:
+    return yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
+
+
+def differences(asked: Config, held: Config) -> list[str]:
+    """Fields in which a run's config differs from the one asked for, in words.
+
+    What `auto` and `per_device` became at the first start is not a difference, nor is what cannot change
+    the result.
+    """
+    return [
+        f"{path} is {_short(there)} there, {_short(here)} here"
+        for path, here, there in _pairs(plain(asked), plain(held), "")
+        if here != there and here != "auto" and not path.startswith(_FREE_TO_CHANGE) and not _is_per_device(here)
+    ]
+
+
+_FREE_TO_CHANGE = ("loader.", "checkpoint.", "log", "track", "data.store", "train.stop_after")
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _pairs(here: Any, there: Any, path: str) -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(here, dict) and isinstance(there, dict) and not _is_per_device(here):
+        for key in dict.fromkeys((*here, *there)):
+            yield from _pairs(here.get(key), there.get(key), f"{path}.{key}".lstrip("."))
+    else:
+        yield path, here, there
+
+
+def _is_per_device(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"per_device"}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"{override!r}: found no '=', expected key=value", fix="e.g. optimizer.lr=2e-4")
+    *parents, last = path.split(".")
+    node = content
+    for parent in parents:
+        inner = node.get(parent)
+        node[parent] = node = dict(inner) if isinstance(inner, dict) else {}
+    node[last] = parse_yaml(text, f"override {path}")
+
+
+def _findings(error: ValidationError, content: dict[str, Any]) -> list[str]:
+    """A line per field; where each variant of a union has its own complaint, they become one line."""
+    complaints: dict[tuple[str, str], list[str]] = {}
+    for problem in error.errors():
+        path = _path(problem["loc"], content, missing=problem["type"] == "missing")
+        found, _, expected = _complaint(dict(problem)).partition(", expected ")
+        complaints.setdefault((path, found), []).append(expected)
+    findings: list[str] = []
+    for (path, found), expected_any in complaints.items():
+        text = f"{found}, expected {' or '.join(expected_any)}" if expected_any[0] else found
+        findings.extend(f"{path}: {line}" if path else line for line in text.splitlines())
+    return findings
+
+
+def _complaint(problem: dict[str, Any]) -> str:
+    found = _short_repr(problem["input"])
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"unknown key{_nearest_key(problem['loc'])}"
+        case "missing":
+            return "missing; expected a value"
+        case "union_tag_invalid":
+            tags = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+            return f"found name {context['tag']!r}, expected {', '.join(tags)}{_did_you_mean(context['tag'], tags)}"
+        case "union_tag_not_found" | "model_type" | "model_attributes_type":
+            return f"found {found}, expected a mapping of fields"
+        case "value_error":
+            return str(context["error"])
+        case "literal_error":
+            valid = re.findall(r"'([^']*)'", context["expected"])
+            return f"found {found}, expected {context['expected']}{_did_you_mean(str(problem['input']), valid)}"
+        case _:
+            rule = re.sub(r"^(Input|Value|Tuple|String|List) should ", "", problem["msg"])
+            return f"found {found}, expected {rule.removeprefix('be ').removeprefix('have ')}"
+
+
+def _did_you_mean(found: str, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(found, valid, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _path(location: tuple[int | str, ...], content: Any, *, missing: bool) -> str:
+    """The path as the user wrote it: pydantic also names the variants of unions on the way, which are no keys."""
+    keys = []
+    for position, part in enumerate(location):
+        if isinstance(content, dict) and part in content:
+            content = content[part]
+        elif isinstance(content, list | tuple) and isinstance(part, int):
+            content = content[part] if part < len(content) else None
+        elif not (missing and position == len(location) - 1):
+            continue
+        keys.append(str(part))
+    return ".".join(keys)
+
+
+def _nearest_key(location: tuple[int | str, ...]) -> str:
+    """The valid name nearest to an unknown key, or all valid names of its section where none is near."""
+    sections: list[type[BaseModel]] = [Config]
+    for part in location[:-1]:
+        fields = [
+            field for section in sections for name, field in section.model_fields.items() if part in (field.alias, name)
+        ]
+        named = [section for section in sections if part == _variant_name(section)]
+        sections = [inner for field in fields for inner in _sections(field.annotation)] or named or sections
+    names = [field.alias or name for name, field in sections[0].model_fields.items()]
+    return _did_you_mean(str(location[-1]), names) or f"; expected one of {', '.join(names)}"
+
+
+def _variant_name(section: type[BaseModel]) -> Any:
+    return section.model_fields["name"].default if "name" in section.model_fields else None
+
+
+def _sections(annotation: Any) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _sections(inner)
+
+
+def _short_repr(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

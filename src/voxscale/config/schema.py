@@ -1,0 +1,197 @@
+"""The whole config, top to bottom, as `design` and users see it. Field order is the order in `config.yaml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from voxscale.config.base import Fraction, Positive, Section, Size
+from voxscale.config.models import ModelOptions, UNetOptions
+from voxscale.config.training import (
+    AUGMENT_PRESETS,
+    AdamWOptions,
+    DiceCEOptions,
+    LossOptions,
+    OptimizerOptions,
+    Rotate90,
+    Schedule,
+    Transform,
+)
+
+
+class Split(Section):
+    """Shares of the cases; the rest trains. A patient's cases stay together."""
+
+    val: Fraction = 0.2
+    test: Fraction = 0.0
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _leaves_training_cases(self) -> Self:
+        if self.val + self.test >= 1:
+            raise ValueError(f"val {self.val} + test {self.test} leave no case for training; expected a sum below 1")
+        return self
+
+
+class Intensity(Section):
+    """How voxel values are brought to one scale. Exactly one of the fields, or `none`."""
+
+    zscore: Literal["nonzero", "all"] | None = None
+    window: tuple[float, float] | None = None
+    percentiles: tuple[Annotated[float, Field(ge=0, le=100)], Annotated[float, Field(ge=0, le=100)]] | None = None
+
+    @model_validator(mode="after")
+    def _one_and_ordered(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"found {' and '.join(given)}; expected one of them")
+        for name in ("window", "percentiles"):
+            low_high = getattr(self, name)
+            if low_high is not None and not low_high[0] < low_high[1]:
+                raise ValueError(f"{name} {list(low_high)}: expected the lower bound first")
+        return self
+
+
+class Synthetic(Section):
+    """Generated volumes: `source` is filled with them where it does not exist yet."""
+
+    cases: Positive = 40
+    size: Size = (48, 48, 48)
+    seed: int = 0
+
+
+class Data(Section):
+    source: Annotated[str, Field(min_length=1)]
+    format: Literal["auto", "pairs"] = "auto"
+    synthetic: Synthetic | None = None
+    split: Split = Split()
+    orientation: Annotated[str, Field(pattern="^[RL][AP][SI]$")] | None = "RAS"
+    intensity: Intensity = Intensity(zscore="nonzero")
+    regions: dict[str, tuple[Positive, ...]] | None = None
+    store: str | None = None
+
+    @field_validator("regions")
+    @classmethod
+    def _regions_hold_labels(cls, regions: dict[str, tuple[int, ...]] | None) -> dict[str, tuple[int, ...]] | None:
+        empty = [name for name, labels in (regions or {}).items() if not labels]
+        if empty or regions == {}:
+            raise ValueError(
+                f"region without labels: {', '.join(empty) or 'none given'}; expected e.g. {{WT: [1, 2, 3]}}"
+            )
+        return regions
+
+
+class Patches(Section):
+    size: Size = (96, 96, 96)
+    per_case: Positive = 1
+    foreground: Fraction = 0.33
+
+
+class Loader(Section):
+    """Only speed depends on these."""
+
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    prefetch: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
+    pin_memory: Literal["auto"] | bool = "auto"
+
+
+class PerDevice(Section):
+    per_device: Positive
+
+
+class StopAfter(Section):
+    """Stop early, save, and be ready to continue: after so many steps of this start, or so many minutes."""
+
+    steps: Positive | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+
+
+def _batch_kind(value: Any) -> str:
+    return "each" if isinstance(value, dict | PerDevice) else "whole"
+
+
+class Train(Section):
+    epochs: Positive = 100
+    batch: Annotated[
+        Annotated[Positive, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)
+    ] = 2
+    micro_batch: Positive | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    threads: Literal["auto"] | Positive = "auto"
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    deterministic: bool = True
+    stop_after: StopAfter | None = None
+
+    @property
+    def global_batch(self) -> int:
+        """The batch over all ranks; only for a config whose `per_device` has been resolved."""
+        if isinstance(self.batch, PerDevice):
+            raise ValueError("train.batch is still per device; resolve the config first")
+        return self.batch
+
+
+class Validate(Section):
+    every: Positive = 5
+    window: Size | None = None
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    metric: str = "dice/mean"
+
+
+class Checkpoint(Section):
+    every_minutes: Annotated[float, Field(gt=0)] = 10
+    keep: Positive = 2
+
+
+def _expand_preset(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in AUGMENT_PRESETS:
+            raise ValueError(f"found {value!r}; expected {', '.join(AUGMENT_PRESETS)} or a list of transforms")
+        return AUGMENT_PRESETS[value]
+    return value
+
+
+class Config(Section):
+    """One config for every scale: nothing in it depends on how many devices train it."""
+
+    task: Literal["segmentation"] = "segmentation"
+    data: Data
+    patches: Patches = Patches()
+    augment: Annotated[tuple[Transform, ...], BeforeValidator(_expand_preset)] = AUGMENT_PRESETS["light"]  # type: ignore[assignment]
+    loader: Loader = Loader()
+    model: ModelOptions = UNetOptions()
+    loss: LossOptions = DiceCEOptions()
+    optimizer: OptimizerOptions = AdamWOptions()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    validation: Validate = Field(Validate(), alias="validate")
+    checkpoint: Checkpoint = Checkpoint()
+    log: Literal["quiet", "epoch", "step"] = "epoch"
+    track: Literal["none", "tensorboard"] = "tensorboard"
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        problems = [
+            f"{field} {list(size)} does not fit the model's strides ({self.model.stride}); "
+            f"nearest: {[_nearest_multiple(n, self.model.stride) for n in size]}"
+            for field, size in (
+                ("patches.size", self.patches.size),
+                ("validate.window", self.validation.window),
+            )
+            if size is not None and any(n % self.model.stride for n in size)
+        ]
+        problems += [
+            f"augment: rotate90 in axes {list(turn.axes)} needs equal patches.size there, "
+            f"found {self.patches.size[turn.axes[0]]} and {self.patches.size[turn.axes[1]]}"
+            for turn in self.augment
+            if isinstance(turn, Rotate90) and self.patches.size[turn.axes[0]] != self.patches.size[turn.axes[1]]
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _nearest_multiple(value: int, of: int) -> int:
+    return max(of, round(value / of) * of)

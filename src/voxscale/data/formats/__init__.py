@@ -1,0 +1,39 @@
+"""How datasets lie on disk. One module per format: `detect(source)` and `find_cases(source)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from voxscale.data.cases import Case
+from voxscale.data.formats import pairs
+from voxscale.errors import DataError
+
+FORMATS: dict[str, ModuleType] = {"pairs": pairs}
+
+
+def detect_format(source: Path) -> str:
+    """The name of the format that `source` is in."""
+    if not source.exists():
+        raise DataError(
+            f"data.source {source}: no such folder", fix="check the path; it is relative to the config file"
+        )
+    if source.is_dir() and not any(source.iterdir()):
+        raise DataError(f"data.source {source}: the folder is empty", fix=f"put the data there: {_expected()}")
+    for name, module in FORMATS.items():
+        if module.detect(source):
+            return name
+    raise DataError(f"data.source {source}: found no known layout", fix=f"expected {_expected()}")
+
+
+def find_cases(source: Path, format: str) -> list[Case]:
+    """All cases below `source`, ordered by id. Raises DataError naming every file that is out of place."""
+    name = detect_format(source) if format == "auto" else format
+    if not source.is_dir():
+        raise DataError(f"data.source {source}: not a folder", fix="check the path; it is relative to the config file")
+    cases: list[Case] = FORMATS[name].find_cases(source)
+    return sorted(cases, key=lambda case: case.id)
+
+
+def _expected() -> str:
+    return "; or ".join(module.LAYOUT for module in FORMATS.values())

@@ -1,0 +1,69 @@
+"""Every error a user can see: what went wrong, how to mend it, and the exit code that says which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class VoxscaleError(Exception):
+    """A failure with a message for people (`message`, `fix`) and one for machines (`code`, `exit_code`)."""
+
+    code = "failed"
+    exit_code = 1
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    @classmethod
+    def from_findings(cls, findings: Sequence[str], *, fix: str = "") -> VoxscaleError:
+        """One error that lists every finding of a check, a line each."""
+        return cls("\n".join(findings), fix=fix)
+
+    def as_json(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message, "fix": self.fix}
+
+    def as_text(self) -> str:
+        return f"error: {self.message}" + (f"\n  fix: {self.fix}" if self.fix else "")
+
+
+class TrainingError(VoxscaleError):
+    """Training itself failed: a loss that is not finite, no memory, a dead rank."""
+
+    code = "training"
+    exit_code = 1
+
+
+class ConfigError(VoxscaleError):
+    """The config, an override or a flag is wrong."""
+
+    code = "config"
+    exit_code = 2
+
+
+class DataError(VoxscaleError):
+    """The data is missing, unreadable or unsafe to train on."""
+
+    code = "data"
+    exit_code = 3
+
+
+class InfrastructureError(VoxscaleError):
+    """The machine is not as needed: devices, disk, permissions, network, scheduler."""
+
+    code = "infrastructure"
+    exit_code = 4
+
+
+class StoppedEarly(VoxscaleError):
+    """Not a failure: the run was asked to stop, saved its state, and can be continued."""
+
+    code = "stopped"
+    exit_code = 75
+
+
+BY_CODE: dict[str, type[VoxscaleError]] = {
+    kind.code: kind
+    for kind in (VoxscaleError, TrainingError, ConfigError, DataError, InfrastructureError, StoppedEarly)
+}

@@ -1,0 +1,138 @@
+"""Files that appear whole or not at all, and locks that die with their owner."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextmanager
+def publish(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; make it `path` by rename once the body has ended well.
+
+    The body writes a file or makes a folder there. Everything is on disk before the name appears, so that
+    after a crash or a power cut `path` holds the old content or the new one, never a part. A file replaces
+    an older one; a folder must not exist yet.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    try:
+        yield temporary
+        _sync_tree(temporary)
+        temporary.rename(path)
+        _sync(path.parent)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file, link or folder; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what killed writers left behind in `folder`. Only for the one who owns the folder."""
+    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        remove(leftover)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with publish(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a table; an absent value is an empty cell, and no cell can act as a spreadsheet formula."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _neutral(value) for key, value in row.items()})
+    write_text(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return [
+            {key: cell[1:] if _is_neutralised(cell) else cell for key, cell in row.items()}
+            for row in csv.DictReader(lines)
+        ]
+
+
+def point(link: Path, target: str) -> None:
+    """Make `link` a relative symbolic link to its neighbour `target`, replacing an older one in one move."""
+    with publish(link) as temporary:
+        temporary.symlink_to(target)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; with `wait=False` raise BlockingIOError if it is taken.
+
+    A POSIX record lock: it also holds between hosts on NFS, and the kernel frees it when its owner dies.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except PermissionError as error:  # POSIX allows EACCES as well as EAGAIN for a lock that is taken
+            raise BlockingIOError(str(error)) from error
+        yield
+
+
+def _neutral(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def _is_neutralised(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == "'" and cell[1] in "=+-@"
+
+
+def _sync_tree(path: Path) -> None:
+    if path.is_symlink():
+        return
+    if path.is_dir():
+        for inner in path.iterdir():
+            _sync_tree(inner)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

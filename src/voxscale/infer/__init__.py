@@ -1,0 +1,1 @@
+"""Whole volumes: sliding windows, per-case metrics, the table of cases."""

@@ -1,0 +1,180 @@
+"""The world of ranks: the only home of torch.distributed.
+
+What crosses ranks are rows and flags, never means. Everything here does nothing in a world of one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from voxscale.errors import InfrastructureError
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this worker stands, as torchrun's variables say; without them, a world of one."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> World:
+        if "RANK" not in environ or "WORLD_SIZE" not in environ:
+            return cls()
+        try:
+            return cls(
+                rank=int(environ["RANK"]),
+                size=int(environ["WORLD_SIZE"]),
+                local_rank=int(environ.get("LOCAL_RANK", 0)),
+                local_size=int(environ.get("LOCAL_WORLD_SIZE", 1)),
+            )
+        except ValueError as error:
+            raise InfrastructureError(
+                f"RANK={environ['RANK']!r} WORLD_SIZE={environ['WORLD_SIZE']!r}: expected whole numbers",
+                fix="start the worker with torchrun, or unset these variables",
+            ) from error
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def joined(world: World, *, backend: str, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Connect to the other ranks for the length of the body."""
+    if world.size == 1:
+        yield
+        return
+    bound = device if device.type == "cuda" else None
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound)
+    except (RuntimeError, ValueError) as error:
+        raise InfrastructureError(
+            f"rank {world.rank} of {world.size} could not join the others: {error}",
+            fix="start as many ranks as WORLD_SIZE says, and let them reach MASTER_ADDR:MASTER_PORT",
+        ) from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def distribute(model: torch.nn.Module, world: World, device: torch.device) -> torch.nn.Module:
+    """The model with its gradients averaged over the ranks after each backward pass."""
+    if world.size == 1:
+        return model
+    device_ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+
+
+def without_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Accumulate gradients on this rank; a later backward pass outside of this sends them all."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def gather_rows(rows: torch.Tensor, counts: Sequence[int], world: World) -> torch.Tensor:
+    """All ranks' rows (n, k) in rank order, on every rank, without gradient. `counts` are known to all."""
+    if world.size == 1:
+        return rows.detach()
+    padded = rows.new_zeros((max(counts), rows.shape[1]))
+    padded[: len(rows)] = rows.detach()
+    gathered = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(gathered, padded)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
+
+def gather_records(records: list[dict[str, Any]], world: World, device: torch.device) -> list[dict[str, Any]]:
+    """All ranks' records in rank order, on every rank. They travel as JSON: no pickle between ranks."""
+    if world.size == 1:
+        return records
+    text = torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8).to(device)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world.size)]
+    dist.all_gather(lengths, torch.tensor([len(text)], device=device))
+    padded = text.new_zeros(max(int(length) for length in lengths))
+    padded[: len(text)] = text
+    gathered = [torch.empty_like(padded) for _ in range(world.size)]
+    dist.all_gather(gathered, padded)
+    texts = [bytes(part[: int(n)].tolist()) for part, n in zip(gathered, lengths, strict=True)]
+    return [record for part in texts for record in json.loads(part)]
+
+
+def any_rank(flag: bool, world: World, device: torch.device) -> bool:
+    """Whether the flag is up on any rank; all ranks get the same answer."""
+    if world.size == 1:
+        return flag
+    flags = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags.item())
+
+
+def barrier(world: World) -> None:
+    if world.size > 1:
+        dist.barrier()
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone: a consequence, not a cause."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or ("gloo" in text and "Connection" in text) or "Connection reset" in text
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a rank ended that should not have."""
+
+    rank: int
+    exit_code: int
+
+    def __str__(self) -> str:
+        if self.exit_code < 0:
+            return f"rank {self.rank} was killed by signal {-self.exit_code}"
+        return f"rank {self.rank} ended with exit code {self.exit_code}"
+
+
+def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -> list[RankFailure]:
+    """Run `python ARGUMENTS` as `num_ranks` local ranks under torch's elastic agent, and wait for them.
+
+    The agent lives in this process, so its signals are passed on to the ranks, which get `save_time_s` to save.
+    Returns the ranks that failed first; none if all went well.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what went wrong is ours to say
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        signals_to_handle="SIGTERM,SIGINT,SIGUSR1",
+        shutdown_timeout=save_time_s,
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own number of threads from the config
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
+    except SignalException:
+        return []
+    return []

@@ -1,0 +1,1 @@
+"""Arithmetic before anything runs: devices, batches, steps."""

@@ -1,0 +1,59 @@
+"""How many devices to use. What the machine has comes in as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from voxscale.config.schema import Config, PerDevice
+from voxscale.errors import ConfigError, InfrastructureError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use of its node."""
+
+    gpus: int
+    cpus: int
+    bf16: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "GPU" if self.gpus else "CPU"
+
+
+def choose_devices(asked: str, machine: Machine, batch: int | PerDevice) -> tuple[int, str]:
+    """Return (devices, why). `auto` takes all GPUs, or one process per CPU, as far as the batch divides."""
+    if asked == "auto":
+        most = machine.gpus or machine.cpus
+        if isinstance(batch, PerDevice):
+            return most, f"{most} {_plural(machine.kind, most)}"
+        devices = max(n for n in range(1, min(most, batch) + 1) if batch % n == 0)
+        left = f" of {most}" if devices < most else ""
+        because = f", the most that train.batch {batch} divides over" if devices < most else ""
+        return devices, f"{devices}{left} {_plural(machine.kind, most)}{because}"
+    if not asked.isdecimal() or int(asked) < 1:
+        raise ConfigError(f"--devices: found {asked!r}, expected auto or a number from 1", fix="e.g. --devices 2")
+    devices = int(asked)
+    if machine.gpus and devices > machine.gpus:
+        raise InfrastructureError(
+            f"--devices {devices}: this machine has {machine.gpus} {_plural('GPU', machine.gpus)} to use",
+            fix=f"ask for at most {machine.gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs",
+        )
+    return devices, f"{devices} {_plural(machine.kind, devices)}"
+
+
+def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -> Config:
+    """Settle what `auto` and `per_device` mean here; whatever could change the result is fixed from then on."""
+    train = config.train
+    batch = train.batch.per_device * devices * nodes if isinstance(train.batch, PerDevice) else train.batch
+    settled = {
+        "batch": batch,
+        "precision": ("bf16" if machine.bf16 else "fp32") if train.precision == "auto" else train.precision,
+        "backend": ("nccl" if machine.gpus else "gloo") if train.backend == "auto" else train.backend,
+        "threads": max(1, machine.cpus // devices) if train.threads == "auto" else train.threads,
+    }
+    return config.model_copy(update={"train": train.model_copy(update=settled)})
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,1 @@
+"""What ran and how it went, read from run folders alone."""

@@ -1,0 +1,72 @@
+"""The list of runs: state, progress, best metric, age."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from voxscale.files import read_json
+from voxscale.runs import RunFolder
+from voxscale.train.events import read_events
+from voxscale.train.ownership import is_live
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run. `state` is done, stopped or failed, as it ended; running; interrupted (killed); or new."""
+
+    run: str
+    state: str
+    step: int
+    steps: int
+    metric: str | None
+    best: float | None
+    age_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def list_runs(folder: Path) -> list[RunRow]:
+    """The runs in `folder` and one level below it, newest first."""
+    return sorted((describe_run(run) for run in _find(folder)), key=lambda row: row.age_s)
+
+
+def describe_run(run: RunFolder) -> RunRow:
+    events = read_events(run.events)
+    metrics = _read(run.metrics)
+    validated = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
+    best = metrics.get("best") or (validated[-1] if validated else {})
+    last_touched = max(path.stat().st_mtime for path in (run.config, run.events) if path.exists())
+    state = "running" if is_live(run) else metrics.get("state") or ("interrupted" if events else "new")
+    return RunRow(
+        run=str(run.root),
+        state=state,
+        step=max((event.get("step") or 0 for event in events), default=0),
+        steps=_read(run.plan).get("num_steps", 0),
+        metric=best.get("metric"),
+        best=best.get("value"),
+        age_s=round(max(0.0, time.time() - last_touched), 1),
+    )
+
+
+def _find(folder: Path) -> Iterator[RunFolder]:
+    if RunFolder(folder).exists:
+        yield RunFolder(folder)
+        return
+    for pattern in ("*/config.yaml", "*/*/config.yaml"):
+        for config in folder.glob(pattern):
+            run = RunFolder(config.parent)
+            if run.plan.exists() and not run.name.startswith("."):
+                yield run
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,95 @@
+"""Every path inside a run folder, and nothing else. One object knows them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One training run on disk. `plan.json` carries the folder's schema version."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved config: every default and every automatic choice written out."""
+        return self.root / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def split(self) -> Path:
+        return self.root / "split.csv"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def cases(self) -> Path:
+        """The per-case metrics of the best checkpoint."""
+        return self.root / "cases.csv"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    @property
+    def last(self) -> Path:
+        return self.checkpoints / "last"
+
+    @property
+    def best(self) -> Path:
+        return self.checkpoints / "best"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:04d}.log"
+
+    def error(self, rank: int) -> Path:
+        """Where a failing rank leaves its error for whoever started it."""
+        return self.logs / f"error-rank-{rank:04d}.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def launch(self) -> Path:
+        return self.root / "launch"
+
+    @property
+    def owner(self) -> Path:
+        """Says who works in the folder; the lock says whether they still live."""
+        return self.launch / "owner.json"
+
+    @property
+    def owner_lock(self) -> Path:
+        return self.launch / "owner.lock"
+
+    def evaluation(self, name: str) -> Path:
+        return self.root / "evaluations" / name
+
+    @property
+    def exists(self) -> bool:
+        return self.config.is_file()

@@ -1,0 +1,185 @@
+"""The loop: step after step through the stream, validating, saving, and stopping when asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from voxscale.checkpoint import Checkpoint, save_checkpoint
+from voxscale.data.cases import VAL
+from voxscale.data.loader import Batch
+from voxscale.errors import StoppedEarly, TrainingError
+from voxscale.infer.evaluate import metric_value, summarise, write_cases
+from voxscale.parallel import any_rank, barrier, distribute
+from voxscale.tasks import SMALLER_IS_BETTER
+from voxscale.train.console import Console
+from voxscale.train.events import Events
+from voxscale.train.job import Job
+from voxscale.train.optimize import (
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
+from voxscale.train.step import Stepper
+from voxscale.train.stop import StopRequest
+
+
+@dataclass
+class Progress:
+    """How far a run is: what a checkpoint holds beside tensors."""
+
+    step: int = 0
+    best: dict[str, Any] | None = None  # step, metric, value, summary
+    wall_s: float = 0.0
+    steps_here: int = field(default=0, compare=False)
+
+
+class Loop:
+    """Trains a job from wherever its progress is to the end of the plan. One per rank, all in step."""
+
+    def __init__(self, job: Job, stop: StopRequest, events: Events, console: Console) -> None:
+        self.job = job
+        self.progress = Progress()
+        self._stop, self._events, self._console = stop, events, console
+        self._sampler = job.make_sampler()
+        self._optimizer = build_optimizer(job.config, job.model.parameters())
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up a checkpoint: from here on all is as if the run had never stopped."""
+        self.job.model.load_state_dict(checkpoint.model)
+        restore_optimizer(self._optimizer, checkpoint.optimizer)
+        self.progress = Progress(**checkpoint.state)
+
+    def run(self) -> None:
+        """Train to the end, or raise StoppedEarly after saving."""
+        plan, progress = self.job.plan, self.progress
+        self._stepper = Stepper(
+            self.job.task,
+            self.job.model,
+            distribute(self.job.model, self.job.world, self.job.device),
+            self.job.world,
+            self.job.device,
+            self.job.autocast,
+        )
+        self._clock = time.monotonic()
+        self._saved = self._clock
+        batches = self.job.make_loader(self._sampler).steps(progress.step + 1, plan.num_steps)
+        while progress.step < plan.num_steps:
+            self._take_step(batches)
+            stopping = any_rank(self._stop.wanted(progress.steps_here), self.job.world, self.job.device)
+            is_best = plan.validates(progress.step) and self._validate()
+            if plan.validates(progress.step) or stopping or self._save_is_due():
+                self._save(is_best=is_best)
+            if stopping and progress.step < plan.num_steps:
+                self._stop_early()
+
+    def _take_step(self, batches: Iterator[list[Batch]]) -> None:
+        began = time.monotonic()
+        micro_batches = next(batches)
+        waited = time.monotonic() - began
+        step = self.progress.step + 1
+        rate = learning_rate(self.job.config, step, self.job.plan.num_steps)
+        set_learning_rate(self._optimizer, rate)
+        self._optimizer.zero_grad()
+        loss = float(self._stepper.backward(micro_batches, self._counts(step)))
+        if not math.isfinite(loss):
+            self._refuse(step, loss)
+        if self.job.config.train.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.job.model.parameters(), self.job.config.train.clip_norm)
+        self._optimizer.step()
+        self.progress.step = step
+        self.progress.steps_here += 1
+        self._report(step, loss, rate, waited, time.monotonic() - began)
+
+    def _counts(self, step: int) -> list[int]:
+        """How many samples each rank has in a step."""
+        world_size = self.job.world.size
+        return [len(self._sampler.stream.share(step, rank, world_size)) for rank in range(world_size)]
+
+    def _cases(self, step: int) -> list[str]:
+        """The cases of the global batch, in the order of the stream."""
+        epoch = self._sampler.stream.epoch_of(step)
+        return [self._sampler.case(epoch, position) for position in self._sampler.stream.positions(step)]
+
+    def _report(self, step: int, loss: float, rate: float, data_s: float, step_s: float) -> None:
+        epoch = self._sampler.stream.epoch_of(step)
+        self._events.write(
+            "train",
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            lr=rate,
+            data_s=round(data_s, 6),
+            step_s=round(step_s, 6),
+            cases=self._cases(step),
+        )
+        self._console.step(step, epoch, loss)
+
+    def _validate(self) -> bool:
+        """Evaluate the validation cases; return whether this is the best model so far."""
+        cases = self.job.cases_of(VAL)
+        if not cases:
+            return False
+        rows = self.job.evaluate(cases)
+        summary = summarise(rows, self.job.task.metrics)
+        name = self.job.config.validation.metric
+        value = metric_value(summary, name)
+        step = self.progress.step
+        means = {metric: entry["mean"] for metric, entry in summary.items()}
+        self._events.write("validate", step=step, epoch=self._sampler.stream.epoch_of(step), **means)
+        self._console.line(f"  validated {len(rows)} cases: {name} {'undefined' if value is None else f'{value:.4f}'}")
+        if value is None or not self._improves(value):
+            return False
+        self.progress.best = {"step": step, "metric": name, "value": value, "summary": summary}
+        if self.job.world.is_main:
+            write_cases(self.job.run.cases, rows, self.job.task.metrics)
+        return True
+
+    def _improves(self, value: float) -> bool:
+        best = self.progress.best
+        if best is None:
+            return True
+        smaller = self.job.config.validation.metric.startswith(SMALLER_IS_BETTER)
+        return bool(value < best["value"] if smaller else value > best["value"])
+
+    def _save_is_due(self) -> bool:
+        """Rank 0 decides and saves alone: every rank holds the same state."""
+        minutes = (time.monotonic() - self._saved) / 60
+        return self.job.world.is_main and minutes >= self.job.config.checkpoint.every_minutes
+
+    def _save(self, *, is_best: bool) -> None:
+        now = time.monotonic()
+        self.progress.wall_s, self._clock = self.progress.wall_s + now - self._clock, now
+        self._saved = now
+        if self.job.world.is_main:
+            state = {"step": self.progress.step, "best": self.progress.best, "wall_s": self.progress.wall_s}
+            checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
+            save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
+            best = (
+                {key: self.progress.best[key] for key in ("metric", "value")} if is_best and self.progress.best else {}
+            )
+            self._events.write("checkpoint", step=self.progress.step, best=is_best, **best)
+
+    def _stop_early(self) -> None:
+        self._events.write("stop", step=self.progress.step, reason=self._stop.reason)
+        barrier(self.job.world)  # no rank leaves before rank 0 has saved
+        raise StoppedEarly(
+            f"stopped at step {self.progress.step} of {self.job.plan.num_steps}"
+            f" ({self._stop.reason or 'asked by another rank'}); the state is saved",
+            fix="start the same command again to continue",
+        )
+
+    def _refuse(self, step: int, loss: float) -> None:
+        """Before the optimizer could spread it. Every rank sees the same loss, so every rank comes here."""
+        cases = ", ".join(dict.fromkeys(self._cases(step)))
+        raise TrainingError(
+            f"the loss is {loss} at step {step}, with cases {cases}; the weights are as before it",
+            fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
+        )

@@ -1,0 +1,75 @@
+"""A rank's outermost frame: find its place, do the work, and leave a failure where the launcher looks for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from voxscale.errors import ConfigError, TrainingError, VoxscaleError
+from voxscale.files import remove, write_json
+from voxscale.parallel import World, is_lost_contact
+from voxscale.runs import RunFolder
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+
+Work = Callable[[RunFolder, World, Mapping[str, str]], None]
+
+
+class LostContactError(TrainingError):
+    """Another rank is gone; its own error tells why."""
+
+    code = "lost_contact"
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("--reported", action="store_true", help="a launcher reads the error; do not print it")
+
+
+def run_as_rank(options: argparse.Namespace, work: Work) -> int:
+    """Do `work` as the rank that torchrun's variables name. Returns the exit code."""
+    run = RunFolder(options.run.resolve())
+    world = World()
+    try:
+        world = World.from_env(os.environ)
+        do_work(work, run, world, os.environ)
+    except VoxscaleError as error:
+        if run.exists:
+            write_json(run.error(world.rank), {**error.as_json(), "rank": world.rank})
+        if not options.reported:
+            place = f"rank {world.rank}: " if world.size > 1 else ""
+            print(place + error.as_text(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
+    """Do `work`; whatever goes wrong in it is raised as an error for users, its traceback kept in the rank's log."""
+    if not run.exists:
+        raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
+    remove(run.error(world.rank))
+    try:
+        work(run, world, environ)
+    except VoxscaleError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the device ran out of memory: {_first_line(error)}",
+            fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
+        ) from error
+    except Exception as error:
+        run.logs.mkdir(exist_ok=True)
+        with run.log(world.rank).open("a") as log:
+            traceback.print_exc(file=log)
+        kind = LostContactError if is_lost_contact(error) else TrainingError
+        raise kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["no message"])[0]

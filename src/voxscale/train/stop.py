@@ -1,0 +1,44 @@
+"""When to stop early: a signal, or a limit from the config. Handlers only set a flag; the loop asks at a step's end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from voxscale.config.schema import StopAfter
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Whether this rank wants to stop, and why."""
+
+    def __init__(self, limit: StopAfter | None) -> None:
+        self._limit = limit or StopAfter()
+        self._started = time.monotonic()
+        self.reason = ""
+
+    def wanted(self, steps_done: int) -> bool:
+        """`steps_done` counts the steps of this start, not of the run."""
+        if not self.reason and self._limit.steps is not None and steps_done >= self._limit.steps:
+            self.reason = f"train.stop_after: {self._limit.steps} steps"
+        minutes = (time.monotonic() - self._started) / 60
+        if not self.reason and self._limit.minutes is not None and minutes >= self._limit.minutes:
+            self.reason = f"train.stop_after: {self._limit.minutes:g} minutes"
+        return bool(self.reason)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Listen for the length of the body; a signal that comes twice changes nothing."""
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.reason = self.reason or f"signal {signal.Signals(number).name}"

@@ -1,0 +1,155 @@
+"""The worker: one per rank, the same for every launcher.
+
+    python -m voxscale.train.worker RUN                                             a world of one
+    torchrun --standalone --nproc-per-node 2 -m voxscale.train.worker RUN           two ranks on this machine
+    torchrun --nnodes 2 --node-rank 0 --master-addr HOST … -m voxscale.train.worker RUN     on each of two nodes
+
+RUN is a run folder (`voxscale train CONFIG --run RUN --no-start` writes one). A rank learns its place from
+torchrun's variables alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from voxscale.checkpoint import digest_of, load_checkpoint, load_last
+from voxscale.data.cases import TEST, VAL
+from voxscale.errors import StoppedEarly
+from voxscale.files import read_csv, remove, write_json
+from voxscale.infer.evaluate import summarise, write_cases
+from voxscale.parallel import World, joined
+from voxscale.runs import RunFolder
+from voxscale.train.console import open_console
+from voxscale.train.events import Events, JsonlEvents, NullEvents
+from voxscale.train.job import Job, open_job
+from voxscale.train.loop import Loop
+from voxscale.train.ownership import claimed
+from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
+from voxscale.train.stop import StopRequest
+
+
+def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
+    """Train a run, or continue it, to its end. Every rank calls this; rank 0 owns and writes the folder."""
+    job = open_job(run, world, environ)
+    stop = StopRequest(job.config.train.stop_after)
+    with (
+        _owned(job),
+        joined(world, backend=job.config.train.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S),
+        stop.on_signals(),
+    ):
+        warnings: list[str] = []
+        checkpoint = load_last(run, warnings.append)
+        done = checkpoint.step if checkpoint is not None else 0
+        with (
+            _open_events(job, first_step=done + 1) as events,
+            open_console(job.plan, job.config.log, done + 1, is_main=world.is_main) as console,
+        ):
+            for warning in [*warnings, *_cautions(job)]:
+                console.warn(warning)
+            loop = Loop(job, stop, events, console)
+            events.write("start", step=done, world_size=world.size, steps=job.plan.num_steps)
+            if checkpoint is not None:
+                loop.restore(checkpoint)
+                events.write("resume", step=done)
+                console.line(f"continuing from step {done}")
+            _finish(loop, events)
+
+
+def _finish(loop: Loop, events: Events) -> None:
+    """Run the loop to its end and record how it went."""
+    try:
+        loop.run()
+    except StoppedEarly:
+        _write_metrics(loop, "stopped")
+        raise
+    except Exception as error:
+        events.write("error", step=loop.progress.step, message=str(error))
+        _write_metrics(loop, "failed")
+        raise
+    _write_metrics(loop, "done")
+    events.write("end", step=loop.progress.step)
+
+
+@contextmanager
+def _owned(job: Job) -> Iterator[None]:
+    """Own the run folder while it trains; rank 0 does so for all."""
+    if not job.world.is_main:
+        yield
+        return
+    with claimed(job.run):
+        write_json(job.run.plan, job.plan.as_json())
+        remove(job.run.metrics)
+        yield
+
+
+@contextmanager
+def _open_events(job: Job, *, first_step: int) -> Iterator[Events]:
+    """Where events go: the file, and TensorBoard if wanted. Ranks other than 0 get a null object."""
+    if not job.world.is_main:
+        yield NullEvents()
+        return
+    with JsonlEvents(job.run) as events:
+        if job.config.track == "none":
+            yield events
+            return
+        from voxscale.train.tracking import TensorBoardEvents  # a second of imports that not everyone wants
+
+        tracked = TensorBoardEvents(job.run.tensorboard, events, first_step=first_step)
+        try:
+            yield tracked
+        finally:
+            tracked.close()
+
+
+def _cautions(job: Job) -> Iterator[str]:
+    if job.config.model.batch_statistics and job.world.size > 1 and job.device.type == "cpu":
+        yield "model.norm batch: each rank has its own statistics, so results depend on the number of ranks"
+
+
+def _write_metrics(loop: Loop, state: str) -> None:
+    """Write `metrics.json`. When done, the best model is scored on the test cases first, by all ranks."""
+    job, progress = loop.job, loop.progress
+    weights = digest_of(job.model.state_dict())
+    best = progress.best
+    metrics: dict[str, Any] = {
+        "task": job.config.task,
+        "state": state,
+        "best": {key: best[key] for key in ("step", "metric", "value")} if best else None,
+        "summary": best["summary"] if best else {},
+        "world_size": job.world.size,
+        "steps": progress.step,
+        "wall_s": round(progress.wall_s, 3),
+        "weights_sha256": weights,
+    }
+    if state == "done" and job.cases_of(TEST):
+        metrics["test"] = _score_test(job, has_best=best is not None)
+    if job.world.is_main:
+        write_json(job.run.metrics, metrics)
+
+
+def _score_test(job: Job, *, has_best: bool) -> dict[str, dict[str, Any]]:
+    if has_best:
+        job.model.load_state_dict(load_checkpoint(job.run.best).model)
+    rows = job.evaluate(job.cases_of(TEST))
+    if job.world.is_main:
+        validated = read_csv(job.run.cases) if job.run.cases.exists() else []
+        kept: list[dict[str, Any]] = [row for row in validated if row["split"] == VAL]
+        write_cases(job.run.cases, [*kept, *rows], job.task.metrics)
+    return summarise(rows, job.task.metrics)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m voxscale.train.worker", description="Train a run folder as one rank."
+    )
+    add_rank_arguments(parser)
+    options = parser.parse_args(arguments)
+    return run_as_rank(options, train_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
