@@ -188,7 +188,7 @@ def evaluate(
     out = folder.evaluation(_plain_name(name or split))
     machine = look_at_machine()
     count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
-    evaluate_local(folder, count, split=split, checkpoint=_plain_name(checkpoint), name=out.name)
+    evaluate_local(folder, count, os.environ, split=split, checkpoint=_plain_name(checkpoint), name=out.name)
     metrics = read_json(out / "metrics.json")
     lines = [
         f"{metric}  mean {row['mean']:.4f}  median {row['median']:.4f}" for metric, row in metrics["summary"].items()

@@ -10,11 +10,12 @@ import logging
 import os
 import sys
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -68,10 +69,23 @@ def joined(world: World, *, backend: str, device: torch.device, timeout_s: float
             f"rank {world.rank} of {world.size} could not join the others: {error}",
             fix="start as many ranks as WORLD_SIZE says, and let them reach MASTER_ADDR:MASTER_PORT",
         ) from error
+    # A gloo group that dies waits for its thread, which may need the interpreter lock to let go of a tensor: a
+    # deadlock (seen with torch 2.13). So it is kept to the end of the process, and `leave` ends that.
+    _KEPT.append(dist.group.WORLD)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+_KEPT: list[Any] = []
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End a rank's process without tearing the interpreter down; all files are published by then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def distribute(model: torch.nn.Module, world: World, device: torch.device) -> torch.nn.Module:
@@ -79,7 +93,12 @@ def distribute(model: torch.nn.Module, world: World, device: torch.device) -> to
     if world.size == 1:
         return model
     device_ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    # DDP regroups its buckets after the first step, and with more than two ranks the grouping decides the order of
+    # additions: a resumed run would differ in the last bits. With `find_unused_parameters` it keeps its groups.
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    return DistributedDataParallel(
+        model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=True
+    )
 
 
 def without_sync(model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -20,9 +20,9 @@ DEMO: dict[str, Any] = {
     "patches": {"size": [48, 48, 48]},
     "augment": [{"name": "flip"}],
     "model": {"name": "unet", "channels": [8, 16, 32, 64], "residual_units": 0},
-    "optimizer": {"name": "adam", "lr": 5e-3},
-    "train": {"epochs": 25, "batch": 2},
-    "validate": {"every": 5},
+    "optimizer": {"name": "adam", "lr": 2e-3},
+    "train": {"epochs": 60, "batch": 4},
+    "validate": {"every": 15},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
@@ -33,7 +34,18 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
     raise error
 
 
-def evaluate_local(run: RunFolder, devices: int, *, split: str, checkpoint: str, name: str) -> None:
+def evaluate_local(
+    run: RunFolder, devices: int, environ: Mapping[str, str], *, split: str, checkpoint: str, name: str
+) -> None:
+    """Evaluate a checkpoint on the cases of a split into `evaluations/NAME`."""
+    if devices == 1:
+        from voxscale.parallel import World
+        from voxscale.train.evaluation import evaluate_run
+        from voxscale.train.rank import do_work
+
+        work = partial(evaluate_run, split=split, checkpoint=checkpoint, name=name)
+        do_work(work, run, World(), environ)
+        return
     options = ["--split", split, "--checkpoint", checkpoint, "--name", name]
     failures = _start_ranks(run, [_EVALUATION, str(run.root), "--reported", *options], devices)
     if failures or any(run.logs.glob("error-rank-*.json")):

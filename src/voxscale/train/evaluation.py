@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from voxscale.checkpoint import load_checkpoint
 from voxscale.data.cases import TEST, TRAIN, VAL
 from voxscale.errors import ConfigError, DataError
 from voxscale.files import write_json
 from voxscale.infer.evaluate import summarise, write_cases
-from voxscale.parallel import World, joined
+from voxscale.parallel import World, joined, leave
 from voxscale.runs import RunFolder
 from voxscale.train.job import open_job
 from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
@@ -54,13 +55,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", default="best", help="best, last or step-XXXXXXXX")
     parser.add_argument("--name", default=None, help="folder below evaluations/ (default: the split)")
     options = parser.parse_args(arguments)
-
-    def work(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
-        name = options.name or options.split
-        evaluate_run(run, world, environ, split=options.split, checkpoint=options.checkpoint, name=name)
-
+    name = options.name or options.split
+    work = partial(evaluate_run, split=options.split, checkpoint=options.checkpoint, name=name)
     return run_as_rank(options, work)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

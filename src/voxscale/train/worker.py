@@ -21,7 +21,7 @@ from voxscale.data.cases import TEST, VAL
 from voxscale.errors import StoppedEarly
 from voxscale.files import read_csv, remove, write_json
 from voxscale.infer.evaluate import summarise, write_cases
-from voxscale.parallel import World, joined
+from voxscale.parallel import World, barrier, joined, leave
 from voxscale.runs import RunFolder
 from voxscale.train.console import open_console
 from voxscale.train.events import Events, JsonlEvents, NullEvents
@@ -132,6 +132,7 @@ def _write_metrics(loop: Loop, state: str) -> None:
 
 
 def _score_test(job: Job, *, has_best: bool) -> dict[str, dict[str, Any]]:
+    barrier(job.world)  # rank 0 has saved the best model
     if has_best:
         job.model.load_state_dict(load_checkpoint(job.run.best).model)
     rows = job.evaluate(job.cases_of(TEST))
@@ -152,4 +153,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
