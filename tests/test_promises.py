@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RECIPES, Cli, tiny_config
 from yaml import safe_dump
 
+from conftest import RECIPES, Cli, tiny_config
 from voxscale.checkpoint import digest_of, load_checkpoint
 from voxscale.train.events import read_events
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +113,10 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
                 (temporary / name).write_bytes(content)
             (temporary / _MANIFEST).write_bytes(_manifest(contents))
     except OSError as error:
-        status = os.statvfs(folder.parent if folder.parent.exists() else folder.parent.parent)
+        free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
         raise InfrastructureError(
             f"checkpoint {folder.name} could not be written: {error.strerror}; it needs {needed:,} bytes, "
-            f"{status.f_bavail * status.f_frsize:,} are free. The checkpoint before it is intact",
+            f"{free:,} are free. The checkpoint before it is intact",
             fix="free disk space and start the same command again; the run continues",
         ) from error
 

@@ -1,0 +1,105 @@
+"""What every format must keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from voxscale.data.formats import FORMATS, detect_format, find_cases
+from voxscale.errors import DataError
+
+
+def _save(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(np.zeros((2, 2, 2), np.uint8), np.eye(4)), path)
+
+
+def _pairs(image: str, label: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        for case in ("a1", "b2", "c3"):
+            _save(folder / image.format(case))
+            _save(folder / label.format(case))
+
+    return make
+
+
+LAYOUTS = {
+    "pairs: row 0": ("pairs", _pairs("img{}.nii.gz", "seg{}.nii.gz")),
+    "pairs: suffixes": ("pairs", _pairs("{}_image.nii", "{}_mask.nii")),
+    "pairs: folders": ("pairs", _pairs("images/{}.nii.gz", "labels/{}.nii.gz")),
+}
+
+
+@pytest.fixture(params=LAYOUTS, ids=LAYOUTS.keys())
+def layout(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    name, make = LAYOUTS[request.param]
+    folder = tmp_path / "data set"
+    make(folder)
+    return name, folder
+
+
+def test_every_format_is_covered() -> None:
+    assert {name for name, _ in LAYOUTS.values()} == FORMATS.keys()
+
+
+def test_detected_and_found_in_order(layout: tuple[str, Path]) -> None:
+    name, folder = layout
+    assert detect_format(folder) == name
+    cases = find_cases(folder, "auto")
+    assert [case.id for case in cases] == ["a1", "b2", "c3"]
+    assert cases == find_cases(folder, name)
+    for case in cases:
+        assert case.label is not None
+        assert case.label.exists()
+        assert all(path.exists() for path in case.images)
+        assert case.id in case.images[0].name
+        assert case.id in case.label.name
+        assert case.patient
+
+
+def test_hidden_files_do_not_count(layout: tuple[str, Path]) -> None:
+    _, folder = layout
+    for path in list(folder.rglob("*.nii*")):
+        (path.parent / f"._{path.name}").write_bytes(b"junk")
+    assert len(find_cases(folder, "auto")) == 3
+
+
+def test_all_strays_are_named_at_once(layout: tuple[str, Path]) -> None:
+    _, folder = layout
+    files = sorted(path for path in folder.rglob("*.nii*"))
+    for path in files:
+        if ("a1" in path.name and path in _labels(files)) or ("b2" in path.name and path not in _labels(files)):
+            path.unlink()
+    with pytest.raises(DataError) as caught:
+        find_cases(folder, "auto")
+    first, second = caught.value.message.splitlines()
+    assert "a1" in first
+    assert "has no label" in first
+    assert "b2" in second
+    assert "has no image" in second
+
+
+def _labels(files: list[Path]) -> list[Path]:
+    return [
+        path
+        for path in files
+        if any(word in str(path.relative_to(path.parents[1])) for word in ("seg", "mask", "labels"))
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_missing_empty_and_foreign_folders(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        find_cases(tmp_path / "absent", "auto")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the folder is empty"):
+        find_cases(tmp_path / "empty", "auto")
+    (tmp_path / "empty" / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match="found no known layout"):
+        find_cases(tmp_path / "empty", "auto")
+    with pytest.raises(DataError):
+        find_cases(tmp_path / "empty", name)

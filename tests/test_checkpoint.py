@@ -1,0 +1,101 @@
+"""Checkpoints: whole, verified, without pickle, with the generation before as a way back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from voxscale.checkpoint import BadCheckpointError, Checkpoint, digest_of, load_checkpoint, load_last, save_checkpoint
+from voxscale.errors import InfrastructureError
+from voxscale.runs import RunFolder
+
+
+def make_checkpoint(step: int) -> Checkpoint:
+    generator = torch.Generator().manual_seed(step)
+    model = {"b": torch.randn(3, 4, generator=generator), "a": torch.tensor(2.0), "empty": torch.empty(0)}
+    optimizer = {"0.exp_avg": torch.randn(3, 4, generator=generator)}
+    return Checkpoint(model, optimizer, {"step": step, "best": None, "wall_s": 1.25})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_what_is_saved_is_loaded(run: RunFolder) -> None:
+    saved = make_checkpoint(7)
+    loaded = load_checkpoint(save_checkpoint(run, saved, keep=2, is_best=True))
+    assert digest_of(loaded.model) == digest_of(saved.model)
+    assert digest_of(loaded.optimizer) == digest_of(saved.optimizer)
+    assert loaded.state == saved.state
+    assert run.last.resolve() == run.best.resolve() == run.checkpoint(7)
+
+
+def test_keeps_the_newest_and_the_best(run: RunFolder) -> None:
+    for step in range(1, 7):
+        save_checkpoint(run, make_checkpoint(step), keep=2, is_best=step == 2)
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [
+        "step-00000002",
+        "step-00000005",
+        "step-00000006",
+    ]
+    assert run.best.resolve().name == "step-00000002"
+
+
+def test_every_mutation_of_every_file_is_detected(run: RunFolder, tmp_path: Path) -> None:
+    folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
+    rng = random.Random(0)
+    for _ in range(400):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        path = rng.choice(sorted(copy.iterdir()))
+        content = bytearray(path.read_bytes())
+        match rng.choice(("flip", "cut", "grow", "swap")):
+            case "flip":
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            case "cut":
+                del content[rng.randrange(len(content)) :]
+            case "grow":
+                content += b"\0"
+            case _:
+                at = rng.randrange(len(content) - 1)
+                content[at : at + 2] = content[at + 1], (content[at] + 1) % 256
+        path.write_bytes(content)
+        with pytest.raises(BadCheckpointError):
+            load_checkpoint(copy)
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_damage_is_named_and_the_generation_before_is_used(run: RunFolder, name: str) -> None:
+    save_checkpoint(run, make_checkpoint(1), keep=2, is_best=False)
+    newest = save_checkpoint(run, make_checkpoint(2), keep=2, is_best=False)
+    (newest / name).write_bytes(b"x" + (newest / name).read_bytes()[1:])
+    warnings: list[str] = []
+    loaded = load_last(run, warnings.append)
+    assert loaded is not None
+    assert loaded.step == 1
+    assert len(warnings) == 1
+    assert name in warnings[0]
+    assert "falling back" in warnings[0]
+
+
+def test_a_new_run_has_none(run: RunFolder) -> None:
+    assert load_last(run, pytest.fail) is None
+
+
+def test_a_folder_that_cannot_be_written_says_what_it_needs() -> None:
+    run = RunFolder(Path("/proc/voxscale"))
+    with pytest.raises(InfrastructureError, match=r"it needs [\d,]+ bytes, [\d,]+ are free"):
+        save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
+
+
+def test_digest_depends_on_names_and_values_only() -> None:
+    one = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1)}
+    other_layout = {"b": torch.ones(1), "a": torch.arange(6.0).reshape(2, 3).T.contiguous().T}
+    assert digest_of(one) == digest_of(other_layout)
+    assert digest_of(one) != digest_of({**one, "b": torch.zeros(1)})

@@ -1,0 +1,77 @@
+"""Files appear whole or not at all; locks die with their owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from voxscale.files import locked, point, publish, read_csv, remove_temporaries, write_csv, write_text
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), publish(path) as temporary:
+        temporary.write_text("half of the n")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    with publish(tmp_path / "f") as temporary:
+        temporary.mkdir()
+        (temporary / "x").write_text("1")
+        assert not (tmp_path / "f").exists()
+    assert (tmp_path / "f" / "x").read_text() == "1"
+
+
+def test_killed_writer_leaves_only_a_temporary_that_the_owner_removes(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from voxscale.files import publish\n"
+        "with publish(Path(sys.argv[1])) as t:\n t.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "a").exists()
+    assert len(os.listdir(tmp_path)) == 1
+    remove_temporaries(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_link_is_replaced_in_one_move(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        point(tmp_path / "last", name)
+        assert (tmp_path / "last").resolve().name == name
+
+
+def test_cells_cannot_act_as_formulas_and_read_back(tmp_path: Path) -> None:
+    rows = [{"case": "=HYPERLINK(1)", "x": -1.5}, {"case": '-a,"b"\n', "x": 2.0}, {"case": "plain"}]
+    write_csv(tmp_path / "t.csv", ("case", "x"), rows)
+    text = (tmp_path / "t.csv").read_text()
+    assert "\n=" not in text
+    assert "\n'=HYPERLINK(1),-1.5\n" in text
+    assert [row["case"] for row in read_csv(tmp_path / "t.csv")] == [row["case"] for row in rows]
+    assert read_csv(tmp_path / "t.csv")[2]["x"] == ""
+
+
+def test_a_lock_is_exclusive_and_dies_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = (
+        "import sys, time; from pathlib import Path; from voxscale.files import locked\n"
+        "with locked(Path(sys.argv[1])):\n print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError), locked(path, wait=False):
+            pass
+        owner.kill()
+    with locked(path, wait=False):
+        pass
