@@ -27,7 +27,7 @@ app = typer.Typer(
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config (YAML or JSON), or a data folder.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Override fields, e.g. optimizer.lr=2e-4."),
+    typer.Argument(metavar="KEY=VALUE", help="Override fields, e.g. optimizer.lr=2e-4."),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Devices = Annotated[
@@ -63,7 +63,11 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make synthetic volumes, train on them, evaluate; the first minute with voxscale."""
+    """Train on synthetic volumes: the first minute.
+
+    Makes the volumes, prepares them, trains on the local devices, evaluates whole volumes, and prints the Dice on
+    held-out cases beside what a threshold alone reaches.
+    """
     from voxscale.config.load import make_config
     from voxscale.launch.demo import DEMO, score_demo
 
@@ -89,7 +93,7 @@ def init(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Look at a data folder and write a config for it."""
+    """Write a config for a data folder."""
     from voxscale.config.load import make_config, render_config
     from voxscale.data.guess import guess_config
     from voxscale.errors import ConfigError
@@ -105,15 +109,15 @@ def init(
 
 @app.command()
 def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Build the store of prepared cases; an interrupted build goes on where it was."""
-    from voxscale.data.store import default_store
-    from voxscale.data.store import prepare as prepare_store
-    from voxscale.launch.folder import load_cases
+    """Prepare the cases ahead of training.
+
+    An interrupted build goes on where it was. `voxscale train` does this by itself.
+    """
+    from voxscale.launch.folder import load_cases, prepare_cases
     from voxscale.launch.machine import look_at_machine
 
     settled, cpus = _config_or_data(config, overrides), look_at_machine().cpus
-    root = Path(settled.data.store) if settled.data.store else default_store(os.environ)
-    store = prepare_store(load_cases(settled, threads=cpus), settled.data, root, threads=cpus)
+    store = prepare_cases(load_cases(settled, threads=cpus), settled, os.environ, threads=cpus)
     _show(
         as_json,
         {
@@ -143,7 +147,10 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train, or continue an unfinished run. A data folder in place of CONFIG is init and train in one."""
+    """Train, or continue an unfinished run.
+
+    A data folder in place of CONFIG is init and train in one.
+    """
     from voxscale.files import read_json
 
     settled = _config_or_data(config, overrides)
@@ -174,7 +181,10 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a run's checkpoint on whole volumes, one row per case."""
+    """Evaluate a run on whole volumes.
+
+    Writes one row per case, and their summary, to RUN/evaluations.
+    """
     from voxscale.errors import ConfigError
     from voxscale.files import read_json
     from voxscale.launch.local import evaluate_local
@@ -198,11 +208,11 @@ def evaluate(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List runs with their state, progress, best metric and age."""
+    """List runs: state, progress, best metric, age."""
     from voxscale.report.listing import list_runs
 
     rows = list_runs(folder)
@@ -218,7 +228,7 @@ def main() -> None:
     from voxscale.errors import ConfigError, VoxscaleError
 
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="voxscale", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except VoxscaleError as error:
         failure = error
@@ -260,18 +270,16 @@ def _open(config: Config, root: Path, *, devices: str, fresh: bool) -> tuple[Ope
 
     machine = look_at_machine()
     count, why = choose_devices(devices, machine, config.train.batch)
-    return open_run(config, root, machine, devices=count, fresh=fresh), count, why
+    return open_run(config, root, machine, os.environ, devices=count, fresh=fresh), count, why
 
 
 def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRun:
-    from voxscale.launch.folder import prepare_cases
     from voxscale.launch.local import train_local
 
     opened, count, why = _open(config, root, devices=devices, fresh=fresh)
     if opened.is_done:
         _note(config, f"{root}: done already; --fresh trains it anew")
         return opened
-    prepare_cases(opened, os.environ, threads=len(os.sched_getaffinity(0)))
     plan = opened.plan
     _note(
         config,

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -93,12 +92,7 @@ def distribute(model: torch.nn.Module, world: World, device: torch.device) -> to
     if world.size == 1:
         return model
     device_ids = [device.index] if device.type == "cuda" else None
-    # DDP regroups its buckets after the first step, and with more than two ranks the grouping decides the order of
-    # additions: a resumed run would differ in the last bits. With `find_unused_parameters` it keeps its groups.
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
-    return DistributedDataParallel(
-        model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=True
-    )
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
 
 def without_sync(model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -24,10 +24,7 @@ def test_image_and_label_move_together() -> None:
 def test_probabilities_are_kept() -> None:
     rng = np.random.default_rng(0)
     drawn = [sample_parameters([Flip(p=0.3, axes=(0,)), Rotate90(p=0.5), Scale(p=0.2)], rng) for _ in range(4000)]
-    assert (
-        np.mean([len(flip["flip"]) for flip, _, _ in drawn]) == np.float64(0.3).round(1)
-        or abs(np.mean([len(flip["flip"]) for flip, _, _ in drawn]) - 0.3) < 0.03
-    )
+    assert abs(np.mean([len(flip["flip"]) for flip, _, _ in drawn]) - 0.3) < 0.03
     turns = [turn.get("turns", 0) for _, turn, _ in drawn]
     assert all(abs(np.mean(np.array(turns) == n) - 1 / 6) < 0.03 for n in (1, 2, 3))
     assert abs(np.mean(["factor" in scale for _, _, scale in drawn]) - 0.2) < 0.03

@@ -103,7 +103,7 @@ def prepare(cases: Sequence[Case], data: Data, root: Path, *, threads: int = 1) 
                     _build(folder, cases, data, threads)
         except OSError as error:
             raise InfrastructureError(
-                f"store {folder}: cannot be written: {error.strerror or error}",
+                f"store {root}: cannot be written: {error.strerror or error}",
                 fix="set data.store to a writable folder with room",
             ) from error
     return open_store(folder)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from voxscale.data.cases import TEST, TRAIN
 from voxscale.files import read_json
 from voxscale.infer.baseline import threshold_dice
-from voxscale.launch.folder import OpenedRun, prepare_cases
+from voxscale.launch.folder import OpenedRun
 
 DEMO: dict[str, Any] = {
     "data": {
@@ -28,11 +27,10 @@ DEMO: dict[str, Any] = {
 
 def score_demo(opened: OpenedRun) -> dict[str, Any]:
     """Dice on the held-out cases, and what the best threshold of the training cases reaches on them."""
-    store = prepare_cases(opened, os.environ, threads=1)
     training, held_out = ([case for case in opened.cases if case.split == split] for split in (TRAIN, TEST))
     metrics = read_json(opened.run.metrics)
     return {
         "dice": metrics["test"]["dice/mean"]["mean"],
-        "threshold_dice": threshold_dice(store, training, held_out),
+        "threshold_dice": threshold_dice(opened.store, training, held_out),
         "num_test": len(held_out),
     }

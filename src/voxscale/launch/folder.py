@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from voxscale.data.formats import find_cases
 from voxscale.data.store import Store, default_store, prepare
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
-from voxscale.files import publish, read_json, write_json
+from voxscale.files import publish, read_json, write_json, write_text
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, resolve
 from voxscale.runs import SCHEMA_VERSION, RunFolder
@@ -21,17 +21,25 @@ from voxscale.runs import SCHEMA_VERSION, RunFolder
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run folder that is ready to be trained or continued."""
+    """A run folder that is ready to be trained or continued, with its data prepared."""
 
     run: RunFolder
     config: Config
     cases: list[Case]
+    store: Store
     plan: Plan
     is_done: bool
 
 
 def open_run(
-    config: Config, root: Path, machine: Machine, *, devices: int, nodes: int = 1, fresh: bool = False
+    config: Config,
+    root: Path,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    devices: int,
+    nodes: int = 1,
+    fresh: bool = False,
 ) -> OpenedRun:
     """The run at `root`: a new one, or the one there if it holds this very config.
 
@@ -39,10 +47,12 @@ def open_run(
     """
     run = RunFolder(root)
     held = None if fresh else _held_config(run, config)
-    settled = held or resolve(config, machine, devices=devices, nodes=nodes)
+    settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=devices, nodes=nodes)
     split_batch(settled.train.global_batch, devices * nodes, settled.train.micro_batch)
     cases = load_cases(settled, threads=machine.cpus)
     cases = read_split(run.split, cases) if held else split_cases(cases, settled.data.split)
+    store = prepare_cases(cases, settled, environ, threads=machine.cpus)
+    _check_task(settled, store)
     plan = make_plan(
         settled,
         num_train=sum(case.split == TRAIN for case in cases),
@@ -51,23 +61,30 @@ def open_run(
     )
     if held is None:
         _write_folder(run, settled, cases, plan, fresh=fresh)
-    elif settled != (updated := _with_free_fields(settled, config)):
-        settled = updated
-        _rewrite_config(run, settled)
-    return OpenedRun(run, settled, cases, plan, is_done=_is_done(run))
+    elif held != settled:
+        write_text(run.config, render_config(settled))
+    return OpenedRun(run, settled, cases, store, plan, is_done=_is_done(run))
 
 
 def load_cases(config: Config, *, threads: int) -> list[Case]:
+    """The cases that the config names; generated ones are generated first."""
     source = Path(config.data.source)
     if config.data.synthetic is not None:
         ensure_synthetic(source, config.data.synthetic, threads=threads)
     return find_cases(source, config.data.format)
 
 
-def prepare_cases(opened: OpenedRun, environ: Mapping[str, str], *, threads: int) -> Store:
+def prepare_cases(cases: Sequence[Case], config: Config, environ: Mapping[str, str], *, threads: int) -> Store:
     """Build the store ahead of the ranks, with all CPUs and a bar to look at."""
-    data = opened.config.data
-    return prepare(opened.cases, data, Path(data.store) if data.store else default_store(environ), threads=threads)
+    root = Path(config.data.store) if config.data.store else default_store(environ)
+    return prepare(cases, config.data, root, threads=threads)
+
+
+def _check_task(config: Config, store: Store) -> None:
+    """What the task has to say against config and data, it says before anything is written."""
+    from voxscale.tasks import build_task
+
+    build_task(config, store)
 
 
 def _held_config(run: RunFolder, asked: Config) -> Config | None:
@@ -120,11 +137,6 @@ def _write_folder(run: RunFolder, config: Config, cases: list[Case], plan: Plan,
             f"run folder {run.root}: cannot be written: {error.strerror}",
             fix="choose a writable folder with --run",
         ) from error
-
-
-def _rewrite_config(run: RunFolder, config: Config) -> None:
-    with publish(run.config) as temporary:
-        temporary.write_text(render_config(config))
 
 
 def _free_name(root: Path) -> Path:

@@ -85,6 +85,8 @@ class Loop:
         micro_batches = next(batches)
         waited = time.monotonic() - began
         step = self.progress.step + 1
+        if self.progress.steps_here == 0:
+            self._stepper.settle(micro_batches[0])
         rate = learning_rate(self.job.config, step, self.job.plan.num_steps)
         set_learning_rate(self._optimizer, rate)
         self._optimizer.zero_grad()

@@ -44,6 +44,19 @@ class Stepper:
             return self._backward_coupled(batches, counts)
         return self._backward_separate(batches, counts)
 
+    def settle(self, batch: Batch) -> None:
+        """Make DDP's first backward pass before the first step, and leave no trace of it.
+
+        After that pass DDP regroups its buckets. With more than two ranks the grouping decides the order of
+        additions, so a resumed run, whose first pass comes later, would differ in the last bits.
+        """
+        if self.world.size <= 2:
+            return
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self._rows(self.distributed, batch).sum().backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
+        self.model.load_state_dict(buffers, strict=False)
+
     def _backward_coupled(self, batches: Sequence[Batch], counts: Sequence[int]) -> torch.Tensor:
         """Accumulation where every sample's gradient depends on all the others: look first, then go again."""
         with torch.no_grad():

@@ -1,0 +1,107 @@
+"""What every launcher must leave behind, whatever it starts the worker with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from yaml import safe_dump
+
+from conftest import Cli, tiny_config
+from voxscale.checkpoint import load_checkpoint
+from voxscale.config.load import read_config
+from voxscale.train.events import read_events
+
+LAUNCHERS = {"local, one process": ["--devices", "1"], "local, two processes": ["--devices", "2"]}
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS, ids=LAUNCHERS.keys())
+def run(request: pytest.FixtureRequest, cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("launched")
+    content = tiny_config(
+        dataset, data__split={"val": 0.2, "test": 0.2}, track="tensorboard", train__batch={"per_device": 2}
+    )
+    (folder / "c.yaml").write_text(safe_dump(content))
+    done = cli_here("train", folder / "c.yaml", *LAUNCHERS[request.param], "--run", folder / "run")
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def test_folder_holds_what_the_design_says(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.yaml", "plan.json", "split.csv", "events.jsonl", "cases.csv", "metrics.json"}
+    assert names >= {"checkpoints", "logs", "tensorboard", "launch"}
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
+    assert list(run.glob("tensorboard/events.out.tfevents.*"))
+
+
+def test_config_is_resolved_and_trains_again_as_it_is(run: Path, cli_here: Cli, tmp_path: Path) -> None:
+    config = read_config(run / "config.yaml")
+    world = json.loads((run / "metrics.json").read_text())["world_size"]
+    assert config.train.batch == 2 * world
+    assert "auto" not in (config.train.precision, config.train.backend, config.train.threads)
+    if world == 1:
+        again = cli_here("train", run / "config.yaml", "--devices", "1", "--run", tmp_path / "again", "--json")
+        assert again.code == 0, again.err
+        assert again.json["weights_sha256"] == json.loads((run / "metrics.json").read_text())["weights_sha256"]
+
+
+def test_metrics_and_plan(run: Path) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics.keys() >= {
+        "task", "state", "best", "summary", "world_size", "steps", "wall_s", "weights_sha256",
+    }  # fmt: skip
+    assert metrics["state"] == "done"
+    assert metrics["best"].keys() == {"step", "metric", "value"}
+    assert metrics["summary"]["dice/mean"].keys() == {"mean", "median", "std", "ci95"}
+    assert metrics["best"]["value"] == metrics["summary"]["dice/mean"]["mean"]
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["world_size"] == metrics["world_size"]
+    assert plan["global_batch"] == plan["world_size"] * plan["micro_batch"] * plan["accumulate"]
+    assert plan["num_steps"] == metrics["steps"]
+
+
+def test_every_evaluated_case_stands_once(run: Path) -> None:
+    roles = {row["case"]: row["split"] for row in csv.DictReader((run / "split.csv").open())}
+    rows = list(csv.DictReader((run / "cases.csv").open()))
+    assert list(rows[0]) == ["case", "patient", "split", "dice/ball", "dice/mean"]
+    assert sorted(row["case"] for row in rows) == sorted(case for case, role in roles.items() if role != "train")
+    assert all(row["split"] == roles[row["case"]] for row in rows)
+
+
+def test_events_tell_the_story(run: Path) -> None:
+    events = read_events(run / "events.jsonl")
+    assert events[0]["event"] == "start"
+    assert events[-1]["event"] == "end"
+    trained = [event for event in events if event["event"] == "train"]
+    assert [event["step"] for event in trained] == list(range(1, len(trained) + 1))
+    assert trained[0].keys() >= {"event", "step", "epoch", "time_s", "loss", "lr", "data_s", "step_s", "cases"}
+    assert {event["event"] for event in events} == {"start", "train", "validate", "checkpoint", "end"}
+
+
+def test_checkpoints_load_without_a_prefix(run: Path) -> None:
+    for name in ("last", "best"):
+        checkpoint = load_checkpoint(run / "checkpoints" / name)
+        assert not [key for key in checkpoint.model if key.startswith("module.")]
+
+
+def test_a_finished_run_is_not_trained_again(run: Path, cli_here: Cli, write_config: Callable[..., Path]) -> None:
+    before = (run / "metrics.json").stat().st_mtime_ns
+    world = json.loads((run / "metrics.json").read_text())["world_size"]
+    done = cli_here("train", run.parent / "c.yaml", "--devices", world, "--run", run)
+    assert done.code == 0
+    assert "done already" in done.err
+    assert (run / "metrics.json").stat().st_mtime_ns == before
+
+
+def test_fresh_moves_the_old_run_aside(run: Path, cli_here: Cli) -> None:
+    old = (run / "metrics.json").read_bytes()
+    done = cli_here("train", run.parent / "c.yaml", "train.epochs=1", "--devices", "1", "--fresh", "--run", run)
+    assert done.code == 0, done.err
+    assert (run.parent / "run.old-1" / "metrics.json").read_bytes() == old
+    assert json.loads((run / "metrics.json").read_text())["steps"] < json.loads(old)["steps"] * 2

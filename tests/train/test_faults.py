@@ -1,0 +1,152 @@
+"""When things go wrong in training: named, saved, and never half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli
+from voxscale.train.events import read_events
+
+WriteConfig = Callable[..., Path]
+
+
+def start(environ: dict[str, str], *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "voxscale", *map(str, arguments)], env=environ, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while not any(row.get("step", 0) >= step for row in read_events(run / "events.jsonl")):
+        assert time.monotonic() < deadline, "the run does not get there"
+        time.sleep(0.02)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (2, signal.SIGUSR1), (2, signal.SIGINT)])
+def test_a_signal_saves_and_exits_75(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, devices: int, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    with start(session_environ, "train", write_config(train__epochs=500), "--run", run, "--devices", devices) as job:
+        wait_for_step(run, 3)
+        job.send_signal(number)
+        _, err = job.communicate(timeout=30)
+    assert job.returncode == 75, err
+    assert re.search(r"error: stopped at step (\d+) of 2500 \((signal SIG|asked by another rank)", err), err
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["state"] == "stopped"
+    last = (run / "checkpoints" / "last").resolve().name
+    assert last == f"step-{metrics['steps']:08d}"
+    assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
+
+
+@pytest.mark.ranks
+def test_a_killed_rank_is_named_and_the_run_can_go_on(
+    session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(train__epochs=30)
+    with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
+        wait_for_step(run, 8)
+        victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        _, err = job.communicate(timeout=30)
+    assert time.monotonic() - killed < 5
+    assert job.returncode == 1
+    assert "rank 1 was killed by signal 9" in err
+    assert "Traceback" not in err
+    assert json.loads((run / "metrics.json").read_text())["state"] == "failed"
+    assert not _workers(run)
+    done = cli_here("train", config, "--run", run, "--devices", 1)
+    assert done.code == 0, done.err
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer(
+    cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = write_config(optimizer={"name": "sgd", "lr": 1e18, "momentum": 0.0, "nesterov": False}, train__epochs=20)
+    done = cli_here("train", config, "--run", run, "--devices", 1)
+    assert done.code == 1
+    assert re.search(r"error: .*the loss is (nan|inf) at step \d+, with cases \S+", done.err)
+    assert json.loads((run / "metrics.json").read_text())["state"] == "failed"
+    assert read_events(run / "events.jsonl")[-1]["event"] == "error"
+
+
+@pytest.mark.ranks
+def test_a_case_that_cannot_be_read_ends_all_ranks_with_its_name(
+    cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    config = write_config(data__store=str(tmp_path / "store"), train__epochs=2)
+    prepared = cli_here("prepare", config, "--json")
+    folder = Path(prepared.json["store"])
+    for path in folder.glob("cases/*/image.b2nd"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+        path.write_bytes(content)
+    done = cli_here("train", config, "--run", tmp_path / "run", "--devices", 2)
+    assert done.code == 3, done.err
+    assert re.search(r"error: rank \d: case \S+: its prepared volume cannot be read", done.err)
+
+
+def test_two_runs_in_one_folder(
+    session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(train__epochs=500)
+    with start(session_environ, "train", config, "--run", run, "--devices", 1) as first:
+        wait_for_step(run, 1)
+        second = cli_here("train", config, "--run", run, "--devices", 1)
+        assert second.code == 4
+        assert f"in use by pid {first.pid} on " in second.err
+        assert cli_here("runs", run, "--json").json["runs"][0]["state"] == "running"
+        first.kill()
+        first.communicate()
+    assert cli_here("runs", run, "--json").json["runs"][0]["state"] == "interrupted"
+    third = cli_here("train", config, "train.stop_after={steps: 1}", "--run", run, "--devices", 1)
+    assert third.code == 75, "a dead owner's claim is taken over"
+
+
+def test_damaged_checkpoint_falls_back_and_still_ends_the_same(
+    cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    config = write_config(train__epochs=3)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    alone = ["--devices", 1]
+    assert cli_here("train", config, *alone, "--run", whole).code == 0
+    assert cli_here("train", config, "train.stop_after={steps: 12}", *alone, "--run", parts).code == 75
+    model = parts / "checkpoints" / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-7])
+    done = cli_here("train", config, *alone, "--run", parts)
+    assert done.code == 0
+    assert "warning: " in done.err
+    assert "model.safetensors is damaged; falling back" in done.err
+    digests = {json.loads((run / "metrics.json").read_text())["weights_sha256"] for run in (whole, parts)}
+    assert len(digests) == 1
+
+
+def _workers(run: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"voxscale.train.worker" in words and str(run).encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
