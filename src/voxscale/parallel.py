@@ -91,7 +91,10 @@ def distribute(model: torch.nn.Module, world: World, device: torch.device) -> to
     """The model with its gradients averaged over the ranks after each backward pass."""
     if world.size == 1:
         return model
-    device_ids = [device.index] if device.type == "cuda" else None
+    device_ids = None
+    if device.type == "cuda":
+        device_ids = [device.index]
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # statistics over the whole micro-step
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
 

@@ -13,6 +13,7 @@ import pytest
 from yaml import safe_dump
 
 from conftest import Cli, Finished, tiny_config
+from voxscale.train.worker import main
 
 TORCHRUN = ["-m", "torch.distributed.run"]
 WORKER = ["-m", "voxscale.train.worker"]
@@ -105,9 +106,8 @@ def test_two_agents(session_environ: dict[str, str], run: Path, expected: dict[i
     assert weights(run) == expected[2]
 
 
-def test_not_a_run_folder(run_python: Callable[..., Finished], tmp_path: Path) -> None:
-    done = run_python(*WORKER, tmp_path)
-    assert done.code == 2
-    assert done.err == (
+def test_not_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
         f"error: {tmp_path}: not a run folder\n  fix: write one: voxscale train CONFIG --run DIR --no-start\n"
     )

@@ -34,7 +34,7 @@ def wait_for_step(run: Path, step: int) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (2, signal.SIGUSR1), (2, signal.SIGINT)])
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (2, signal.SIGUSR1)])
 def test_a_signal_saves_and_exits_75(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, devices: int, number: signal.Signals
 ) -> None:

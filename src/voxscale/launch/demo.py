@@ -19,9 +19,10 @@ DEMO: dict[str, Any] = {
     "patches": {"size": [48, 48, 48]},
     "augment": [{"name": "flip"}],
     "model": {"name": "unet", "channels": [8, 16, 32, 64], "residual_units": 0},
-    "optimizer": {"name": "adam", "lr": 2e-3},
-    "train": {"epochs": 60, "batch": 4},
-    "validate": {"every": 15},
+    "optimizer": {"name": "adam", "lr": 1e-3},
+    "schedule": {"name": "none"},
+    "train": {"epochs": 50, "batch": 4},
+    "validate": {"every": 10},
 }
 
 
