@@ -20,6 +20,8 @@ from voxscale.cli import main
 from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic import ensure_synthetic
 
+pytest_plugins = ["skips"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = REPOSITORY / "recipes"
 
@@ -136,16 +138,6 @@ def write_config(tmp_path: Path, dataset: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-def require_component(name: str, *, found: bool, install: str) -> None:
-    """Skip a test whose system component is missing, with the reason; where CI is set, fail instead."""
-    if found:
-        return
-    reason = f"{name} is missing; install it with: {install}"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -73,6 +73,22 @@ def test_a_killed_rank_is_named_and_the_run_can_go_on(
     assert done.code == 0, done.err
 
 
+@pytest.mark.ranks
+def test_a_killed_launcher_leaves_no_orphans(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with start(session_environ, "train", write_config(train__epochs=500), "--run", run, "--devices", 2) as job:
+        wait_for_step(run, 2)
+        job.kill()
+        job.wait(10)
+        deadline = time.monotonic() + 10
+        while _workers(run):
+            assert time.monotonic() < deadline, "ranks live on without their launcher"
+            time.sleep(0.05)
+    assert json.loads((run / "metrics.json").read_text())["state"] == "stopped", "they saved before they left"
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer(
     cli_here: Cli, write_config: WriteConfig, tmp_path: Path
 ) -> None:
@@ -110,6 +126,8 @@ def test_two_runs_in_one_folder(
         second = cli_here("train", config, "--run", run, "--devices", 1)
         assert second.code == 4
         assert f"in use by pid {first.pid} on " in second.err
+        fresh = cli_here("train", config, "--run", run, "--devices", 1, "--fresh")
+        assert fresh.code == 4, "a living run must not be moved aside"
         assert cli_here("runs", run, "--json").json["runs"][0]["state"] == "running"
         first.kill()
         first.communicate()

@@ -17,6 +17,7 @@ from voxscale.files import publish, read_json, write_json, write_text
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, resolve
 from voxscale.runs import SCHEMA_VERSION, RunFolder
+from voxscale.train.ownership import refuse_if_live
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def open_run(
     With `fresh`, a run that is there is moved aside first, never deleted.
     """
     run = RunFolder(root)
+    refuse_if_live(run)
     held = None if fresh else _held_config(run, config)
     settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=devices, nodes=nodes)
     split_batch(settled.train.global_batch, devices * nodes, settled.train.micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     torch.set_num_threads(1 if config.train.threads == "auto" else config.train.threads)
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not config.train.deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     cases = read_split(run.split, find_cases(Path(config.data.source), config.data.format))
     root = Path(config.data.store) if config.data.store else default_store(environ)
     store = prepare(cases, config.data, root)

@@ -20,13 +20,16 @@ def claimed(run: RunFolder) -> Iterator[None]:
         try:
             stack.enter_context(locked(run.owner_lock, wait=False))
         except BlockingIOError:
-            raise InfrastructureError(
-                f"run {run.root}: in use by {describe_owner(run)}",
-                fix="wait for it, stop it, or choose another folder with --run",
-            ) from None
+            raise _in_use(run) from None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(run.owner, {"host": socket.gethostname(), "pid": os.getpid(), "since": now})
         yield
+
+
+def refuse_if_live(run: RunFolder) -> None:
+    """For those who are about to change a run from outside."""
+    if is_live(run):
+        raise _in_use(run)
 
 
 def is_live(run: RunFolder) -> bool:
@@ -42,9 +45,12 @@ def is_live(run: RunFolder) -> bool:
         return False
 
 
-def describe_owner(run: RunFolder) -> str:
+def _in_use(run: RunFolder) -> InfrastructureError:
     try:
         owner = read_json(run.owner)
-        return f"pid {owner['pid']} on {owner['host']} since {owner['since']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+        who = f"pid {owner['pid']} on {owner['host']} since {owner['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        who = "another process"
+    return InfrastructureError(
+        f"run {run.root}: in use by {who}", fix="wait for it, stop it, or choose another folder with --run"
+    )

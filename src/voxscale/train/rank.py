@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -36,6 +38,8 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
     """Do `work` as the rank that torchrun's variables name. Returns the exit code."""
     run = RunFolder(options.run.resolve())
     world = World()
+    if options.reported:
+        _stop_with_parent()
     try:
         world = World.from_env(os.environ)
         do_work(work, run, world, os.environ)
@@ -69,6 +73,12 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
             traceback.print_exc(file=log)
         kind = LostContactError if is_lost_contact(error) else TrainingError
         raise kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}") from error
+
+
+def _stop_with_parent() -> None:
+    """A rank whose launcher is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _first_line(error: BaseException) -> str:
