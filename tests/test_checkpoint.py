@@ -84,6 +84,20 @@ def test_damage_is_named_and_the_generation_before_is_used(run: RunFolder, name:
     assert "falling back" in warnings[0]
 
 
+def test_what_was_just_saved_outlives_a_damaged_newer_one(run: RunFolder) -> None:
+    damaged = save_checkpoint(run, make_checkpoint(4), keep=1, is_best=False)
+    (damaged / "model.safetensors").write_bytes(b"")
+    warnings: list[str] = []
+    assert load_last(run, warnings.append) is None
+    assert warnings[-1] == "there is none before it: starting from step 0"
+    save_checkpoint(run, make_checkpoint(2), keep=1, is_best=False)
+    loaded = load_last(run, pytest.fail)
+    assert loaded is not None
+    assert loaded.step == 2
+    assert run.last.resolve().exists()
+    assert not damaged.exists()
+
+
 def test_a_new_run_has_none(run: RunFolder) -> None:
     assert load_last(run, pytest.fail) is None
 

@@ -69,8 +69,11 @@ def bad_inputs(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "readme.txt").write_text("not a run")
     (tmp_path / "file").write_text("")
-    other = tmp_path / "other"
-    assert cli_here("train", good, "--run", other, "--no-start").code == 0
+    other, damaged, each = tmp_path / "other", tmp_path / "damaged", tmp_path / "each"
+    per_device = write_config("each.yaml", train__batch={"per_device": 2})
+    for config, folder in ((good, other), (good, damaged), (per_device, each)):
+        assert cli_here("train", config, "--run", folder, "--no-start").code == 0
+    (damaged / "plan.json").write_text("{")
     return {
         "no such config": ["train", tmp_path / "absent.yaml"],
         "corrupt YAML": ["train", tmp_path / "corrupt.yaml"],
@@ -90,6 +93,13 @@ def bad_inputs(
         "run folder below a file": ["train", good, "--run", tmp_path / "file" / "run"],
         "store cannot be written": ["train", good, "data.store=/sys/voxscale", "--run", run],
         "unknown metric": ["train", good, "validate.metric=dice/wt", "--run", run],
+        "nccl without GPUs": ["train", good, "train.backend=nccl", "--run", run],
+        "fresh on what is no run": ["train", good, "--run", tmp_path / "notes", "--fresh"],
+        "dry run without data": ["train", tmp_path / "missing.yaml", "--run", run, "--dry-run"],
+        "dry run on another config": ["train", good, "train.seed=5", "--run", other, "--dry-run"],
+        "another batch per device": ["train", per_device, "train.batch={per_device: 4}", "--run", each],
+        "plan.json damaged": ["train", good, "--run", damaged],
+        "init where nothing can be written": ["init", dataset, "--out", tmp_path / "file" / "c.yaml"],
         "evaluate what is no run": ["evaluate", tmp_path / "empty"],
         "evaluate without checkpoint": ["evaluate", other],
         "evaluate with a path as name": ["evaluate", other, "--name", "../x"],
@@ -106,6 +116,9 @@ EXIT_CODES = {
     "folder without images": 3,
     "too few cases": 3,
     "no write permission": 4,
+    "nccl without GPUs": 4,
+    "dry run without data": 3,
+    "init where nothing can be written": 4,
     "run folder below a file": 4,
     "store cannot be written": 4,
 }
@@ -204,6 +217,29 @@ def test_log_says_as_much_as_asked(
     assert done.code == 0
     assert len(done.err.splitlines()) == lines
     assert len((tmp_path / "run" / "events.jsonl").read_text().splitlines()) > 10, "events are always written"
+
+
+def test_one_damaged_run_does_not_hide_the_others(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    for name in ("good", "bad"):
+        assert cli_here("train", write_config(), "--run", tmp_path / "runs" / name, "--no-start").code == 0
+    (tmp_path / "runs" / "bad" / "metrics.json").write_text('{"state": "done", "best": "x"}')
+    rows = {Path(row["run"]).name: row["state"] for row in cli_here("runs", tmp_path / "runs", "--json").json["runs"]}
+    assert rows == {"good": "new", "bad": "damaged"}
+    assert "damaged" in cli_here("runs", tmp_path / "runs").out
+
+
+@pytest.mark.parametrize("content", ["garbage", "", "[]", '{"state": "stopped"}', '{"best": 3}'])
+def test_a_damaged_metrics_file_does_not_stop_training(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path, content: str
+) -> None:
+    config, alone = write_config(train__epochs=1), ["--run", tmp_path / "run", "--devices", "1"]
+    assert cli_here("train", config, *alone, "--no-start").code == 0
+    (tmp_path / "run" / "metrics.json").write_text(content)
+    done = cli_here("train", config, *alone, "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "done"
 
 
 def test_runs_lists_state_progress_metric_and_age(

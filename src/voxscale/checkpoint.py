@@ -67,7 +67,7 @@ def save_checkpoint(run: RunFolder, checkpoint: Checkpoint, *, keep: int, is_bes
     point(run.last, folder.name)
     if is_best:
         point(run.best, folder.name)
-    _prune(run, keep)
+    _prune(run, checkpoint.step, keep)
     return folder
 
 
@@ -85,11 +85,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 def load_last(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that verifies, or None for a run that has none yet."""
-    for folder in _generations(run):
+    generations = _generations(run)
+    for folder in generations:
         try:
             return load_checkpoint(folder)
         except BadCheckpointError as error:
             warn(f"{error.message}; falling back to the checkpoint before it")
+    if generations:
+        warn("there is none before it: starting from step 0")
     return None
 
 
@@ -165,8 +168,10 @@ def _generations(run: RunFolder) -> list[Path]:
     return sorted(run.checkpoints.glob("step-????????"), reverse=True)
 
 
-def _prune(run: RunFolder, keep: int) -> None:
-    kept = {run.best.resolve().name, *(folder.name for folder in _generations(run)[:keep])}
+def _prune(run: RunFolder, newest: int, keep: int) -> None:
+    """Keep the best and the newest; what is beyond the step just saved did not verify and was passed over."""
+    current = [folder for folder in _generations(run) if folder.name <= run.checkpoint(newest).name]
+    kept = {run.best.resolve().name, *(folder.name for folder in current[:keep])}
     for folder in _generations(run):
         if folder.name not in kept:
             remove(folder)

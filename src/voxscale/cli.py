@@ -154,18 +154,18 @@ def train(
     from voxscale.files import read_json
 
     settled = _config_or_data(config, overrides)
-    root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).absolute()
+    root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
     if dry_run or no_start:
         _show_commands(settled, root, devices=devices, fresh=fresh, write=no_start, as_json=as_json)
         return
     opened = _train(settled, root, devices=devices, fresh=fresh)
     metrics = read_json(opened.run.metrics)
-    best = metrics["best"]
+    best = metrics.get("best")
     score = f"best {best['metric']} {best['value']:.4f} at step {best['step']}, " if best else ""
     _show(
         as_json,
         {"run": str(opened.run.root), **metrics},
-        f"done: {score}{metrics['wall_s']:.0f} s of training, run folder {opened.run.root}",
+        f"done: {score}{metrics.get('wall_s', 0):.0f} s of training, run folder {opened.run.root}",
     )
 
 
@@ -225,24 +225,31 @@ def runs(
 
 def main() -> None:
     """Run the verb; every failure becomes one message and the exit code of its kind."""
-    from voxscale.errors import ConfigError, VoxscaleError
+    from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError
 
+    failure: VoxscaleError
     try:
         code = app(prog_name="voxscale", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except VoxscaleError as error:
         failure = error
     except KeyboardInterrupt:
-        sys.exit(130)
+        failure = StoppedEarly("interrupted", fix="start the same command again")
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        failure = InfrastructureError(what, fix="check that the place exists and may be read and written")
+        failure.__cause__ = error
     except Exception as error:
-        if not hasattr(error, "format_message"):  # not one of click's usage errors
-            raise
-        if hasattr(error, "ctx") and type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.format_message(), err=True)
+        if type(error).__name__ == "NoArgsIsHelpError":  # click and typer each have their own class of that name
+            typer.echo(error.format_message(), err=True)  # type: ignore[attr-defined]
             sys.exit(2)
-        failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
+        if hasattr(error, "format_message"):  # a usage error
+            failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
+        else:
+            failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
+            failure.__cause__ = error
     if "--debug" in sys.argv:
         import traceback
 
@@ -263,48 +270,36 @@ def _config_or_data(path: Path, overrides: list[str] | None) -> Config:
     return read_config(path, overrides or ())
 
 
-def _open(config: Config, root: Path, *, devices: str, fresh: bool) -> tuple[OpenedRun, int, str]:
-    from voxscale.launch.folder import open_run
+def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRun:
+    from voxscale.launch.folder import draft_run, open_run
+    from voxscale.launch.local import train_local
     from voxscale.launch.machine import look_at_machine
-    from voxscale.plan.resources import choose_devices
 
     machine = look_at_machine()
-    count, why = choose_devices(devices, machine, config.train.batch)
-    return open_run(config, root, machine, os.environ, devices=count, fresh=fresh), count, why
-
-
-def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRun:
-    from voxscale.launch.local import train_local
-
-    opened, count, why = _open(config, root, devices=devices, fresh=fresh)
+    opened = open_run(draft_run(config, root, machine, devices=devices, fresh=fresh), machine, os.environ)
     if opened.is_done:
         _note(config, f"{root}: done already; --fresh trains it anew")
         return opened
     plan = opened.plan
     _note(
         config,
-        f"training {plan.num_train} cases on {why}: {plan.num_steps} steps of {plan.global_batch} patches, "
+        f"training {plan.num_train} cases on {opened.why}: {plan.num_steps} steps of {plan.global_batch} patches, "
         f"{plan.num_val} cases validate",
     )
-    train_local(opened.run, count, os.environ)
+    train_local(opened.run, opened.devices, os.environ)
     return opened
 
 
 def _show_commands(config: Config, root: Path, *, devices: str, fresh: bool, write: bool, as_json: bool) -> None:
+    from voxscale.launch.folder import draft_run, open_run
     from voxscale.launch.local import render_commands
     from voxscale.launch.machine import look_at_machine
-    from voxscale.plan.plan import split_batch
-    from voxscale.plan.resources import choose_devices, resolve
-    from voxscale.runs import RunFolder
 
+    machine = look_at_machine()
+    draft = draft_run(config, root, machine, devices=devices, fresh=fresh)
     if write:
-        _, count, _ = _open(config, root, devices=devices, fresh=fresh)
-    else:
-        machine = look_at_machine()
-        count, _ = choose_devices(devices, machine, config.train.batch)
-        settled = resolve(config, machine, devices=count)
-        split_batch(settled.train.global_batch, count, settled.train.micro_batch)
-    commands = render_commands(RunFolder(root), count)
+        open_run(draft, machine, os.environ)
+    commands = render_commands(draft.run, draft.devices)
     text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
     _show(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
 

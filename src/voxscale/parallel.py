@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from voxscale.errors import InfrastructureError
+from voxscale.errors import InfrastructureError, StoppedEarly
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,12 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -
     """Run `python ARGUMENTS` as `num_ranks` local ranks under torch's elastic agent, and wait for them.
 
     The agent lives in this process, so its signals are passed on to the ranks, which get `save_time_s` to save.
-    Returns the ranks that failed first; none if all went well.
+    Returns the ranks that failed first, none if all went well. Raises StoppedEarly if a signal ended them.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what went wrong is ours to say
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -187,10 +187,15 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -
         shutdown_timeout=save_time_s,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own number of threads from the config
+    logging.disable(logging.WARNING)  # what went wrong is ours to say
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
-    except SignalException:
-        return []
+    except SignalException as error:
+        raise StoppedEarly(
+            f"stopped by {signal.Signals(error.sigval).name} before the first step", fix="start the same command again"
+        ) from None
+    finally:
+        logging.disable(logging.NOTSET)
     return []

@@ -79,6 +79,11 @@ class RunFolder:
         return self.root / "launch"
 
     @property
+    def asked(self) -> Path:
+        """The config as it was asked for, before automatic choices were settled."""
+        return self.launch / "asked.yaml"
+
+    @property
     def owner(self) -> Path:
         """Says who works in the folder; the lock says whether they still live."""
         return self.launch / "owner.json"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from voxscale.config.load import differences, make_config, plain, read_config, render_config
+from voxscale.config.load import differences, identity, make_config, parse_yaml, plain, read_config, render_config
 from voxscale.config.schema import Config, PerDevice
-from voxscale.errors import ConfigError
+from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.plan.resources import Machine, resolve
 
 
@@ -115,12 +115,13 @@ def test_missing_source_is_named() -> None:
         ),
         (
             {"model": {"name": "segresnet", "blocks_up": [1]}},
-            "c.yaml: model: blocks_up has 1 levels, expected one fewer than blocks_down (4)",
+            "c.yaml: model: found 4 blocks_down and 1 blocks_up, expected 4 and 3 for 4 channels",
         ),
         (
             {"data": {"source": "d", "intensity": {"window": [3, 1]}}},
             "window [3.0, 1.0]: expected the lower bound first",
         ),
+        ({"data": {"source": "d", "regions": {"mean": [1]}}}, "region 'mean': expected letters"),
         ({"augment": "heavy"}, "c.yaml: augment: found 'heavy'; expected none, light or a list of transforms"),
     ],
 )
@@ -129,7 +130,8 @@ def test_rules_across_fields(content: dict[str, Any], expected: str) -> None:
 
 
 def test_override_without_equals_sign() -> None:
-    assert complaint({}, "train.epochs") == "'train.epochs': found no '=', expected key=value"
+    assert complaint({}, "train.epochs") == "'train.epochs': expected key=value"
+    assert complaint({}, "=1") == "'=1': expected key=value"
 
 
 @pytest.mark.parametrize(
@@ -157,15 +159,28 @@ def test_per_device_batch_becomes_global() -> None:
     assert config.train.batch == PerDevice(per_device=3)
     settled = resolve(config, Machine(gpus=0, cpus=8), devices=4)
     assert settled.train.global_batch == 12
-    assert (settled.train.backend, settled.train.precision, settled.train.threads) == ("gloo", "fp32", 2)
+    assert (settled.train.precision, settled.train.threads) == ("fp32", 2)
 
 
-def test_gpus_settle_backend_and_precision() -> None:
-    settled = resolve(make({}), Machine(gpus=2, cpus=8, bf16=True), devices=2)
-    assert (settled.train.backend, settled.train.precision) == ("nccl", "bf16")
+def test_gpus_settle_precision_and_nccl_needs_them() -> None:
+    assert resolve(make({}), Machine(gpus=2, cpus=8, bf16=True), devices=2).train.precision == "bf16"
+    with pytest.raises(InfrastructureError, match="nccl needs GPUs"):
+        resolve(make({"train": {"backend": "nccl"}}), Machine(gpus=0, cpus=8), devices=2)
 
 
-def test_differences_name_fields_and_forgive_what_was_settled() -> None:
-    asked = make({"train": {"batch": {"per_device": 2}}, "log": "quiet"})
-    held = resolve(make({"optimizer": {"lr": 1e-3}, "train": {"batch": 2}}), Machine(gpus=0, cpus=2), devices=2)
+def test_differences_name_fields_that_change_the_result() -> None:
+    asked, held = make({"log": "quiet", "train": {"stop_after": {"steps": 3}}}), make({"optimizer": {"lr": 1e-3}})
     assert differences(asked, held) == ["optimizer.lr is 0.001 there, 0.0001 here"]
+    assert identity(asked) == identity(make({})) != identity(held)
+
+
+def test_a_bomb_of_aliases_is_answered_at_once() -> None:
+    text = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+    )
+    assert "unknown key" in complaint(parse_yaml(text, "bomb"))
+
+
+def test_segresnet_takes_channels_of_any_depth() -> None:
+    model = make({"model": {"name": "segresnet", "channels": [16, 32, 64, 128, 256]}}).model
+    assert (model.blocks_down, model.blocks_up, model.stride) == ((1, 2, 2, 2, 4), (1, 1, 1, 1), 16)

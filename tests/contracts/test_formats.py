@@ -91,6 +91,26 @@ def _labels(files: list[Path]) -> list[Path]:
     ]
 
 
+def test_two_files_for_one_case_and_unknown_volumes_are_named(tmp_path: Path) -> None:
+    for name in ("img0.nii.gz", "scan0.nii", "seg0.nii.gz", "foo.nii.gz"):
+        _save(tmp_path / name)
+    with pytest.raises(DataError) as caught:
+        find_cases(tmp_path, "pairs")
+    assert caught.value.message.splitlines() == [
+        f"{tmp_path.name}: foo.nii.gz is neither image nor label",
+        f"{tmp_path.name}: case 0 has 2 images: img0.nii.gz, scan0.nii",
+    ]
+
+
+@pytest.mark.parametrize("case", ["..", "a\nb", "a\udcffb"], ids=["dots", "newline", "not UTF-8"])
+def test_what_cannot_name_a_case_is_refused(tmp_path: Path, case: str) -> None:
+    for kind in ("img", "seg"):
+        _save(tmp_path / "v.nii")
+        (tmp_path / "v.nii").rename(tmp_path / f"{kind}_{case}.nii")
+    with pytest.raises(DataError, match="cannot name a case"):
+        find_cases(tmp_path, "pairs")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_missing_empty_and_foreign_folders(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):

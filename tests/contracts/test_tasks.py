@@ -61,7 +61,7 @@ def test_order_of_rows_does_not_matter(task: Task, output: torch.Tensor) -> None
 
 def test_coupling_is_declared_truly(task: Task, output: torch.Tensor) -> None:
     """Where samples are not coupled, the loss is the mean over samples: that is what accumulation relies on."""
-    rows = task.loss_rows(output, LABEL)
+    rows = task.loss_rows(output, LABEL).detach()
     mean = sum(float(task.loss(row[None])) for row in rows) / 4
     assert (float(task.loss(rows)) == pytest.approx(mean, rel=1e-6)) != task.couples_samples
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -56,10 +57,31 @@ def test_key_follows_inputs_and_preprocessing(dataset: Path, data: Data, cases: 
     assert store_key(cases[1:], data) != key
     assert store_key(cases, data.model_copy(update={"intensity": Intensity(zscore="all")})) != key
     copied = tmp_path / cases[0].images[0].name
-    copied.write_bytes(cases[0].images[0].read_bytes())
-    os.utime(copied, (1, 1))
+    shutil.copy2(cases[0].images[0], copied)
     moved = Case(cases[0].id, (copied,), cases[0].label, cases[0].patient)
     assert store_key([moved, *cases[1:]], data) != key
+
+
+def test_the_digest_follows_contents_alone(dataset: Path, data: Data, cases: list[Case], tmp_path: Path) -> None:
+    """Files of one name, size and time of change but other voxels are another dataset; a copy is the same one."""
+    for name in ("copy", "other"):
+        shutil.copytree(dataset, tmp_path / name)
+    changed = tmp_path / "other" / "seg1.nii.gz"
+    changed.write_bytes((tmp_path / "other" / "seg2.nii.gz").read_bytes())
+    stores = [
+        prepare(find_cases(folder, "pairs"), data, tmp_path / "store")
+        for folder in (dataset, tmp_path / "copy", tmp_path / "other")
+    ]
+    assert stores[0].digest == stores[1].digest != stores[2].digest
+    assert len({store.folder for store in stores}) == 3
+
+
+def test_a_damaged_index_is_named(data: Data, cases: list[Case], tmp_path: Path) -> None:
+    store = prepare(cases, data, tmp_path)
+    for damaged in ("{", "[]", '{"schema": 1}', "null"):
+        (store.folder / "index.json").write_text(damaged)
+        with pytest.raises(DataError, match="its index is damaged"):
+            open_store(store.folder)
 
 
 def _prepare_elsewhere(source: str, root: str, queue: multiprocessing.Queue[tuple[int, str]]) -> None:

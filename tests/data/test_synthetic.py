@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from voxscale.config.load import make_config
 from voxscale.config.schema import Synthetic
@@ -12,6 +13,7 @@ from voxscale.data.cases import split_cases
 from voxscale.data.formats import find_cases
 from voxscale.data.store import prepare
 from voxscale.data.synthetic import ensure_synthetic, make_volume
+from voxscale.errors import DataError
 from voxscale.infer.baseline import threshold_dice
 
 
@@ -27,12 +29,14 @@ def test_volumes_are_a_pure_function() -> None:
 def test_folder_is_made_once_with_row_0_names(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     ensure_synthetic(folder, Synthetic(cases=3, size=(16, 16, 16)), threads=2)
-    assert {path.name for path in folder.iterdir()} == {
+    assert {path.name for path in folder.glob("*.nii.gz")} == {
         f"{kind}{n}.nii.gz" for kind in ("img", "seg") for n in range(3)
     }
     stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     ensure_synthetic(folder, Synthetic(cases=3, size=(16, 16, 16)))
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == stamps
+    with pytest.raises(DataError, match="made from"):
+        ensure_synthetic(folder, Synthetic(cases=4, size=(16, 16, 16)))
 
 
 def test_a_threshold_does_not_solve_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from nibabel.orientations import aff2axcodes
 
 from voxscale.config.schema import Intensity
 from voxscale.data.volumes import normalise, read_case, read_volume
+from voxscale.errors import DataError
 
 
 @pytest.mark.parametrize("flip", [(1, 1, 1), (-1, 1, -1), (-1, -1, 1)])
@@ -26,6 +27,32 @@ def test_a_voxel_keeps_its_place_in_the_world(tmp_path: Path, flip: tuple[int, i
     as_it_is, same_affine = read_volume(tmp_path / "v.nii.gz", None)
     assert np.array_equal(as_it_is, voxels)
     assert np.allclose(same_affine, affine)
+
+
+@pytest.mark.parametrize(
+    ("voxels", "complaint"),
+    [
+        (np.zeros((4, 4), np.float32), r"found shape \(4, 4\)"),
+        (np.zeros((2, 2, 2, 2, 2), np.float32), "expected three dimensions"),
+        (np.zeros((4, 0, 4), np.float32), r"found shape \(4, 0, 4\)"),
+        (np.zeros((4, 4, 4), np.complex64), "found voxels of type complex64, expected numbers"),
+        (np.zeros((4, 4, 4), [("R", "u1"), ("G", "u1"), ("B", "u1")]), "expected numbers"),
+    ],
+    ids=["2D", "5D", "no voxels", "complex", "colours"],
+)
+def test_what_is_no_volume_of_numbers_is_refused(tmp_path: Path, voxels: np.ndarray, complaint: str) -> None:
+    nib.save(nib.Nifti1Image(voxels, np.eye(4)), tmp_path / "v.nii")
+    with pytest.raises(DataError, match=complaint):
+        read_volume(tmp_path / "v.nii", "RAS")
+
+
+def test_an_affine_without_space_is_refused(tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(np.zeros((4, 4, 4), np.float32), np.eye(4)), tmp_path / "v.nii")
+    content = bytearray((tmp_path / "v.nii").read_bytes())
+    content[280:328] = bytes(48)  # the three rows of the sform
+    (tmp_path / "v.nii").write_bytes(content)
+    with pytest.raises(DataError, match="does not place voxels in space"):
+        read_volume(tmp_path / "v.nii", "RAS")
 
 
 def test_a_fourth_dimension_is_channels(tmp_path: Path) -> None:

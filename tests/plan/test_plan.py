@@ -65,7 +65,7 @@ def test_more_ranks_than_cpus_are_the_users_choice() -> None:
     assert choose_devices("4", Machine(gpus=0, cpus=2), 4) == (4, "4 CPUs")
 
 
-@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", ""])
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", "", "9" * 5000])
 def test_devices_must_be_a_number(asked: str) -> None:
     with pytest.raises(ConfigError, match="--devices"):
         choose_devices(asked, Machine(gpus=0, cpus=2), 2)

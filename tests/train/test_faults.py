@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from conftest import Cli
 from voxscale.train.events import read_events
+from voxscale.train.worker import main
 
 WriteConfig = Callable[..., Path]
 
@@ -53,6 +55,65 @@ def test_a_signal_saves_and_exits_75(
 
 
 @pytest.mark.ranks
+def test_a_signal_during_the_start_is_no_failure(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with start(session_environ, "train", write_config(), "--run", run, "--devices", 2) as job:
+        deadline = time.monotonic() + 60
+        while not _workers(run):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.3)
+        job.terminate()
+        _, err = job.communicate(timeout=30)
+    assert job.returncode == 75, err
+    assert "error: stopped by SIGTERM before the first step" in err
+    assert "death signal" not in err
+    assert not (run / "metrics.json").exists()
+
+
+def test_changed_data_is_not_continued_on(
+    cli_here: Cli, write_config: WriteConfig, dataset: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "data")
+    config = write_config(data__source=str(tmp_path / "data"))
+    alone = ["--run", tmp_path / "run", "--devices", "1"]
+    assert cli_here("train", config, "train.stop_after={steps: 2}", *alone).code == 75
+    for path in (tmp_path / "data").iterdir():
+        path.touch()
+    again = cli_here("train", config, "train.stop_after={steps: 2}", *alone)
+    assert again.code == 75, "the same files, touched, are the same data"
+    shutil.copy(tmp_path / "data" / "seg1.nii.gz", tmp_path / "data" / "seg2.nii.gz")
+    changed = cli_here("train", config, *alone)
+    assert changed.code == 3
+    assert "have changed since it began" in changed.err
+
+
+def test_a_config_edited_by_hand_is_not_continued_with(
+    cli_here: Cli, write_config: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert cli_here("train", write_config(), "train.stop_after={steps: 2}", "--run", run, "--devices", "1").code == 75
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("channels: [4, 8]", "channels: [8, 8]"))
+    assert main([str(run)]) == 2
+    assert "config.yaml: changed since the checkpoint at step 2 was saved" in capsys.readouterr().err
+
+
+def test_a_run_killed_before_its_first_checkpoint_tells_its_story_once(
+    session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(validate__every=50, train__epochs=50)
+    with start(session_environ, "train", config, "--run", run, "--devices", 1) as job:
+        wait_for_step(run, 3)
+        job.kill()
+    assert cli_here("train", config, "train.stop_after={steps: 6}", "--run", run, "--devices", 1).code == 75
+    steps = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "train"]
+    assert steps == list(range(1, 7))
+
+
+@pytest.mark.ranks
 def test_a_killed_rank_is_named_and_the_run_can_go_on(
     session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
 ) -> None:
@@ -67,7 +128,9 @@ def test_a_killed_rank_is_named_and_the_run_can_go_on(
     assert job.returncode == 1
     assert "rank 1 was killed by signal 9" in err
     assert "Traceback" not in err
-    assert json.loads((run / "metrics.json").read_text())["state"] == "failed"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["state"] == "failed"
+    assert metrics["steps"] >= 8
     assert not _workers(run)
     done = cli_here("train", config, "--run", run, "--devices", 1)
     assert done.code == 0, done.err

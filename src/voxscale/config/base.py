@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Triple = tuple[int, int, int]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
-Size = tuple[Positive, Positive, Positive]
+Edge = Annotated[int, Field(ge=1, le=4096)]
+Size = tuple[Edge, Edge, Edge]
 
 
 class Section(BaseModel):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import re
+import reprlib
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -100,19 +102,22 @@ def render_config(config: Config) -> str:
 
 
 def differences(asked: Config, held: Config) -> list[str]:
-    """Fields in which a run's config differs from the one asked for, in words.
-
-    What `auto` and `per_device` became at the first start is not a difference, nor is what cannot change
-    the result.
-    """
+    """Fields that could change the result and in which two configs differ, in words."""
     return [
         f"{path} is {_short(there)} there, {_short(here)} here"
         for path, here, there in _pairs(plain(asked), plain(held), "")
-        if here != there and here != "auto" and not path.startswith(_FREE_TO_CHANGE) and not _is_per_device(here)
+        if here != there and not path.startswith(_FREE_TO_CHANGE)
     ]
 
 
-_FREE_TO_CHANGE = ("loader.", "checkpoint.", "log", "track", "data.store", "train.stop_after")
+def identity(config: Config) -> str:
+    """A hash of all fields that could change the result."""
+    fields = [[path, value] for path, value, _ in _pairs(plain(config), plain(config), "")]
+    kept = [[path, value] for path, value in fields if not path.startswith(_FREE_TO_CHANGE)]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+_FREE_TO_CHANGE = ("loader.", "checkpoint.", "log", "track", "data.store", "train.stop_after", "train.backend")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -121,15 +126,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _pairs(here: Any, there: Any, path: str) -> Iterable[tuple[str, Any, Any]]:
-    if isinstance(here, dict) and isinstance(there, dict) and not _is_per_device(here):
+    if isinstance(here, dict) and isinstance(there, dict):
         for key in dict.fromkeys((*here, *there)):
             yield from _pairs(here.get(key), there.get(key), f"{path}.{key}".lstrip("."))
     else:
         yield path, here, there
-
-
-def _is_per_device(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"per_device"}
 
 
 def _short(value: Any) -> str:
@@ -139,8 +140,8 @@ def _short(value: Any) -> str:
 
 def _apply_override(content: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
-    if not separator or not path:
-        raise ConfigError(f"{override!r}: found no '=', expected key=value", fix="e.g. optimizer.lr=2e-4")
+    if not separator or not all(path.split(".")):
+        raise ConfigError(f"{override!r}: expected key=value", fix="e.g. optimizer.lr=2e-4")
     *parents, last = path.split(".")
     node = content
     for parent in parents:
@@ -187,7 +188,7 @@ def _complaint(problem: dict[str, Any]) -> str:
 
 
 def _did_you_mean(found: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(found, valid, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(found, valid, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -230,5 +231,5 @@ def _sections(annotation: Any) -> Iterable[type[BaseModel]]:
 
 
 def _short_repr(value: Any) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

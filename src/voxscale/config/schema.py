@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -18,6 +19,9 @@ from voxscale.config.training import (
     Schedule,
     Transform,
 )
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Batch = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Split(Section):
@@ -58,7 +62,7 @@ class Synthetic(Section):
 
     cases: Positive = 40
     size: Size = (48, 48, 48)
-    seed: int = 0
+    seed: Seed = 0
 
 
 class Data(Section):
@@ -74,6 +78,11 @@ class Data(Section):
     @field_validator("regions")
     @classmethod
     def _regions_hold_labels(cls, regions: dict[str, tuple[int, ...]] | None) -> dict[str, tuple[int, ...]] | None:
+        for name in regions or {}:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) or name == "mean":
+                raise ValueError(
+                    f"region {name!r}: expected letters, digits, . _ + - and not 'mean', which is the average"
+                )
         empty = [name for name, labels in (regions or {}).items() if not labels]
         if empty or regions == {}:
             raise ValueError(
@@ -97,7 +106,7 @@ class Loader(Section):
 
 
 class PerDevice(Section):
-    per_device: Positive
+    per_device: Batch
 
 
 class StopAfter(Section):
@@ -113,11 +122,9 @@ def _batch_kind(value: Any) -> str:
 
 class Train(Section):
     epochs: Positive = 100
-    batch: Annotated[
-        Annotated[Positive, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)
-    ] = 2
+    batch: Annotated[Annotated[Batch, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)] = 2
     micro_batch: Positive | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     threads: Literal["auto"] | Positive = "auto"

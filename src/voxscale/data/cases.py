@@ -24,6 +24,10 @@ class Case:
     patient: str
     split: str = ""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.images if self.label is None else (*self.images, self.label)
+
 
 def split_cases(cases: Sequence[Case], split: Split) -> list[Case]:
     """Assign every case to train, val or test by patient, in an order that only seed and patient ids decide."""
@@ -48,7 +52,13 @@ def write_split(path: Path, cases: Sequence[Case]) -> None:
 
 def read_split(path: Path, cases: Sequence[Case]) -> list[Case]:
     """Give `cases` the roles that the run has recorded; refuse data that is not the recorded data."""
-    recorded: Mapping[str, dict[str, str]] = {row["case"]: row for row in read_csv(path)}
+    try:
+        recorded: Mapping[str, dict[str, str]] = {row["case"]: row for row in read_csv(path)}
+        roles = {row["split"] for row in recorded.values()}
+    except (OSError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: missing or damaged", fix="restore it, or start anew with --fresh") from error
+    if not roles or not roles <= {TRAIN, VAL, TEST}:
+        raise DataError(f"{path}: damaged: found splits {sorted(map(str, roles))}", fix="restore it, or use --fresh")
     present = {case.id for case in cases}
     if changed := sorted(present ^ recorded.keys()):
         gone = [case for case in changed if case not in present]

@@ -27,6 +27,9 @@ def guess_config(source: Path) -> dict[str, Any]:
 
 def _shape(path: Path) -> tuple[int, ...]:
     try:
-        return tuple(nib.load(path).shape[:3])
+        shape = nib.load(path).shape
     except (OSError, ValueError, EOFError, ImageFileError) as error:
         raise DataError(f"{path.name}: cannot be read: {error}", fix="replace the file, or move it away") from error
+    if len(shape) < 3:
+        raise DataError(f"{path.name}: found {len(shape)} dimensions, expected 3 or 4", fix="replace the file")
+    return tuple(shape[:3])

@@ -95,7 +95,7 @@ class PatchSampler:
         if wants_foreground and entry.voxels:
             label = sorted(entry.voxels)[rng.integers(len(entry.voxels))]
             voxels = self._store.voxels(case, label)
-            centre = voxels[rng.integers(len(voxels))]
+            centre = voxels[rng.integers(len(voxels))].tolist()
             x, y, z = (
                 int(min(max(0, at - size // 2), end)) for at, size, end in zip(centre, self._size, last, strict=True)
             )

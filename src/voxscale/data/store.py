@@ -3,8 +3,8 @@
     STORE/KEY/index.json          written last: a store without it is not used
     STORE/KEY/cases/ID/           image.b2nd (c, x, y, z), label.b2nd (x, y, z), voxels.npy
 
-KEY names the inputs (names, sizes, modification times), the preprocessing and this module's version, so a
-store never has to be asked whether it is stale.
+KEY names the inputs (paths, sizes, times of change), the preprocessing and this module's version, so a store never
+has to be asked whether it is stale. `Store.digest` names the contents: the same data elsewhere has the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from voxscale.config.schema import Data
 from voxscale.data.cases import Case
 from voxscale.data.volumes import Floats, Labels, normalise, read_case
 from voxscale.errors import DataError, InfrastructureError
-from voxscale.files import locked, publish, read_json, remove_temporaries, write_json
+from voxscale.files import locked, publish, read_json, remove_temporaries, sha256_of, write_json
 from voxscale.terminal import progress
 
 SCHEMA_VERSION = 1
@@ -47,6 +47,7 @@ class Entry:
     labels: tuple[int, ...]
     voxels: Mapping[int, tuple[int, int]]  # label → its rows in voxels.npy
     bytes: Mapping[str, int]
+    sha256: str  # of the files that the case was made from
 
 
 class Store:
@@ -57,6 +58,8 @@ class Store:
         self.entries = {entry.id: entry for entry in entries}
         self.channels = entries[0].channels
         self.labels = tuple(sorted({label for entry in entries for label in entry.labels}))
+        contents = sorted((entry.id, entry.sha256) for entry in entries)
+        self.digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
     def read_image(self, case: str, box: Box) -> Floats:
         image: Floats = self._open(case, "image.b2nd")[(slice(None), *box)]
@@ -96,28 +99,26 @@ def prepare(cases: Sequence[Case], data: Data, root: Path, *, threads: int = 1) 
     interrupted build finished are kept.
     """
     folder = root / store_key(cases, data)
-    if not (folder / "index.json").exists():
-        try:
+    try:
+        if not (folder / "index.json").exists():
             with locked(root / f".{folder.name}.lock"):
                 if not (folder / "index.json").exists():
                     _build(folder, cases, data, threads)
-        except OSError as error:
-            raise InfrastructureError(
-                f"store {root}: cannot be written: {error.strerror or error}",
-                fix="set data.store to a writable folder with room",
-            ) from error
-    return open_store(folder)
+        return open_store(folder)
+    except OSError as error:
+        raise InfrastructureError(
+            f"store {root}: cannot be used: {error.strerror or error}",
+            fix="set data.store to a writable folder with room",
+        ) from error
 
 
 def open_store(folder: Path) -> Store:
     """Open a complete store; its index and the size of every file are checked."""
-    index = read_json(folder / "index.json")
-    if index["schema"] != SCHEMA_VERSION:
-        raise DataError(
-            f"store {folder}: schema {index['schema']}, expected {SCHEMA_VERSION}",
-            fix="delete it; it is rebuilt",
-        )
-    entries = [_entry(row) for row in index["cases"]]
+    try:
+        index = read_json(folder / "index.json")
+        entries = [_entry(row) for row in index["cases"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"store {folder}: its index is damaged", fix="delete that folder; it is rebuilt") from error
     store = Store(folder, entries)
     for entry in entries:
         for name, expected in entry.bytes.items():
@@ -132,21 +133,18 @@ def open_store(folder: Path) -> Store:
 
 
 def store_key(cases: Sequence[Case], data: Data) -> str:
-    files = [
-        [
-            case.id,
-            [[path.name, *_stamp(path)] for path in (*case.images, *([case.label] if case.label else []))],
-        ]
-        for case in cases
-    ]
+    files = [[case.id, [[str(path.resolve()), *_stamp(path)] for path in case.files]] for case in cases]
     preprocessing = {"orientation": data.orientation, "intensity": plain(data.intensity)}
     identity = json.dumps([SCHEMA_VERSION, preprocessing, files]).encode()
     return hashlib.sha256(identity).hexdigest()[:24]
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path.name}: cannot be read: {error.strerror}", fix="restore the file") from error
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _build(folder: Path, cases: Sequence[Case], data: Data, threads: int) -> None:
@@ -181,7 +179,8 @@ def _prepare_case(folder: Path, case: Case, data: Data) -> dict[str, Any]:
             raise DataError("has no label", fix="add the label file, or move the image away")
         with publish(folder) as temporary:
             temporary.mkdir()
-            _write_case(temporary, normalise(image_cxyz, data.intensity), label_xyz)
+            contents = hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in case.files)).hexdigest()
+            _write_case(temporary, normalise(image_cxyz, data.intensity), label_xyz, contents)
     return {
         **read_json(folder / "case.json"),
         "id": case.id,
@@ -189,7 +188,7 @@ def _prepare_case(folder: Path, case: Case, data: Data) -> dict[str, Any]:
     }
 
 
-def _write_case(folder: Path, image_cxyz: Floats, label_xyz: Labels) -> None:
+def _write_case(folder: Path, image_cxyz: Floats, label_xyz: Labels, contents: str) -> None:
     chunks = tuple(min(_CHUNK, n) for n in label_xyz.shape)
     fast = {"codec": blosc2.Codec.LZ4, "clevel": 5, "nthreads": 1}
     blosc2.asarray(image_cxyz, urlpath=str(folder / "image.b2nd"), chunks=(1, *chunks), cparams=fast)
@@ -208,6 +207,7 @@ def _write_case(folder: Path, image_cxyz: Floats, label_xyz: Labels) -> None:
             "shape": list(label_xyz.shape),
             "channels": len(image_cxyz),
             "labels": labels,
+            "sha256": contents,
             "voxels": {
                 label: [int(stop) - len(rows), int(stop)]
                 for label, rows, stop in zip([n for n in labels if n > 0], places, stops, strict=True)
@@ -230,4 +230,5 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         labels=tuple(row["labels"]),
         voxels={int(label): (start, stop) for label, (start, stop) in row["voxels"].items()},
         bytes=row["bytes"],
+        sha256=row["sha256"],
     )

@@ -14,27 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from voxscale.config.load import plain
 from voxscale.config.schema import Synthetic
-from voxscale.errors import DataError
-from voxscale.files import locked, publish
+from voxscale.errors import DataError, InfrastructureError
+from voxscale.files import locked, publish, read_json, write_json
 from voxscale.terminal import progress
 
 _CONTRAST, _BACKGROUND, _NOISE = 1.0, 1.5, 0.2
+_RECORD = "synthetic.json"
 _UNITS = 100  # voxels are stored as 16-bit integers, this many to the contrast
 
 
 def ensure_synthetic(folder: Path, options: Synthetic, *, threads: int = 1) -> None:
     """Fill `folder` with generated pairs unless it is there. It appears whole or not at all."""
-    if folder.exists():
-        return
     try:
-        with locked(folder.parent / f".{folder.name}.lock"):
-            if not folder.exists():
-                _write_pairs(folder, options, threads)
+        if not folder.exists():
+            with locked(folder.parent / f".{folder.name}.lock"):
+                if not folder.exists():
+                    _write_pairs(folder, options, threads)
     except OSError as error:
-        raise DataError(
-            f"data.source {folder}: cannot be written: {error.strerror}", fix="choose a writable data.source"
+        raise InfrastructureError(
+            f"data.source {folder}: cannot be written: {error.strerror}", fix="choose a place that can be written"
         ) from error
+    try:
+        made_from = read_json(folder / _RECORD)
+    except (OSError, ValueError):
+        made_from = None
+    if made_from != plain(options):
+        raise DataError(
+            f"data.source {folder}: made from {made_from or 'something else'}, expected {plain(options)}",
+            fix="name a folder that does not exist, or drop data.synthetic to use what is there",
+        )
 
 
 def make_volume(seed: int, index: int, size: tuple[int, int, int]) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
@@ -77,5 +87,6 @@ def _write_pairs(folder: Path, options: Synthetic, threads: int) -> None:
             nib.save(nib.Nifti1Image(label, np.eye(4)), temporary / f"seg{index}.nii.gz")
             advance()
 
+        write_json(temporary / _RECORD, plain(options))
         for done in [pool.submit(write, index) for index in range(options.cases)]:
             done.result()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -33,10 +34,9 @@ def read_volume(path: Path, orientation: str | None) -> tuple[NDArray[np.generic
         if path.name.endswith(".gz"):
             _verify_gzip(path)
         image = nib.load(path)
-        if int(np.prod(image.shape, dtype=np.int64)) > MAX_VOXELS:
-            raise ValueError(f"the header promises {image.shape} voxels, more than {MAX_VOXELS}")
+        _check_header(image)
         voxels = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, zlib.error, ImageFileError) as error:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error, ImageFileError) as error:
         raise DataError(f"{path.name}: cannot be read: {error}", fix="replace the file") from error
     affine = np.asarray(image.affine, dtype=np.float64)
     if orientation is None:
@@ -52,8 +52,6 @@ def read_case(images: tuple[Path, ...], label: Path | None, orientation: str | N
     for path in images:
         voxels, affine = read_volume(path, orientation)
         volume = np.asarray(voxels, dtype=np.float32)
-        if volume.ndim not in (3, 4):
-            raise DataError(f"{path.name}: found {volume.ndim} dimensions, expected 3, or 4 with channels last")
         channels.extend(np.moveaxis(volume, 3, 0) if volume.ndim == 4 else [volume])
         if not np.isfinite(volume).all():
             raise DataError(f"{path.name}: holds NaN or infinite voxels", fix="repair or remove the case")
@@ -105,6 +103,19 @@ def _normalise_channel(channel: Floats, intensity: Intensity) -> Floats:
 
 def _rescale(channel: Floats, low: float, high: float) -> Floats:
     return np.asarray(np.clip((channel - low) / max(high - low, 1e-8), 0, 1), dtype=np.float32)
+
+
+def _check_header(image: Any) -> None:
+    """Refuse, before any voxel is read, what is no volume of numbers in space."""
+    shape = tuple(image.shape)
+    if len(shape) not in (3, 4) or 0 in shape:
+        raise ValueError(f"found shape {shape}, expected three dimensions, or four with channels last")
+    if int(np.prod(shape, dtype=np.int64)) > MAX_VOXELS:
+        raise ValueError(f"the header promises {shape} voxels, more than {MAX_VOXELS}")
+    if image.get_data_dtype().kind not in "iuf":
+        raise ValueError(f"found voxels of type {image.get_data_dtype()}, expected numbers")
+    if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-12:
+        raise ValueError("its affine does not place voxels in space")
 
 
 def _verify_gzip(path: Path) -> None:

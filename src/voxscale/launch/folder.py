@@ -9,15 +9,28 @@ from pathlib import Path
 from voxscale.config.load import differences, read_config, render_config
 from voxscale.config.schema import Config
 from voxscale.data.cases import TRAIN, VAL, Case, read_split, split_cases, write_split
-from voxscale.data.formats import find_cases
+from voxscale.data.formats import detect_format, find_cases
 from voxscale.data.store import Store, default_store, prepare
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import publish, read_json, write_json, write_text
+from voxscale.launch.local import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
-from voxscale.plan.resources import Machine, resolve
+from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import SCHEMA_VERSION, RunFolder
-from voxscale.train.ownership import refuse_if_live
+from voxscale.train.ownership import refuse_if_live, refuse_other_data
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a run will be: checked, nothing written yet. `held` says that its folder is there already."""
+
+    run: RunFolder
+    asked: Config
+    config: Config
+    devices: int
+    why: str
+    held: bool
 
 
 @dataclass(frozen=True)
@@ -29,43 +42,50 @@ class OpenedRun:
     cases: list[Case]
     store: Store
     plan: Plan
+    devices: int
+    why: str
     is_done: bool
 
 
-def open_run(
-    config: Config,
-    root: Path,
-    machine: Machine,
-    environ: Mapping[str, str],
-    *,
-    devices: int,
-    nodes: int = 1,
-    fresh: bool = False,
-) -> OpenedRun:
-    """The run at `root`: a new one, or the one there if it holds this very config.
+def draft_run(config: Config, root: Path, machine: Machine, *, devices: str, fresh: bool = False) -> Draft:
+    """Check what can be checked without touching the data: the folder, the devices, the batch.
 
-    With `fresh`, a run that is there is moved aside first, never deleted.
+    A run that is there is taken up if it holds this very config; with `fresh` it is left out of account.
     """
     run = RunFolder(root)
     refuse_if_live(run)
-    held = None if fresh else _held_config(run, config)
-    settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=devices, nodes=nodes)
-    split_batch(settled.train.global_batch, devices * nodes, settled.train.micro_batch)
-    cases = load_cases(settled, threads=machine.cpus)
-    cases = read_split(run.split, cases) if held else split_cases(cases, settled.data.split)
-    store = prepare_cases(cases, settled, environ, threads=machine.cpus)
-    _check_task(settled, store)
+    if not run.exists and run.root.exists() and (run.root.is_file() or any(run.root.iterdir())):
+        raise ConfigError(f"--run {run.root}: not a run folder, and not empty", fix="choose a new folder with --run")
+    held = _held_config(run, config) if run.exists and not fresh else None
+    count, why = choose_devices(devices, machine, (held or config).train.batch)
+    settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count)
+    split_batch(settled.train.global_batch, count, settled.train.micro_batch)
+    source = Path(settled.data.source)
+    if settled.data.synthetic is None or source.exists():
+        detect_format(source)
+    return Draft(run, config, settled, count, why, held=held is not None)
+
+
+def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> OpenedRun:
+    """Find and prepare the data, then write the run folder; one that is there is moved aside, never deleted."""
+    run, config = draft.run, draft.config
+    cases = load_cases(config, threads=machine.cpus)
+    cases = read_split(run.split, cases) if draft.held else split_cases(cases, config.data.split)
+    store = prepare_cases(cases, config, environ, threads=machine.cpus)
+    _check_task(config, store)
     plan = make_plan(
-        settled,
+        config,
         num_train=sum(case.split == TRAIN for case in cases),
         num_val=sum(case.split == VAL for case in cases),
-        world_size=devices * nodes,
+        world_size=draft.devices,
+        data_sha256=store.digest,
     )
-    if held is None:
-        _write_folder(run, settled, cases, plan, fresh=fresh)
-    elif held != settled:
-        write_text(run.config, render_config(settled))
-    return OpenedRun(run, settled, cases, store, plan, is_done=_is_done(run))
+    if draft.held:
+        refuse_other_data(run, store)
+        write_text(run.config, render_config(config))
+    else:
+        _write_folder(draft, cases, plan)
+    return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
 
 
 def load_cases(config: Config, *, threads: int) -> list[Case]:
@@ -89,22 +109,20 @@ def _check_task(config: Config, store: Store) -> None:
     build_task(config, store)
 
 
-def _held_config(run: RunFolder, asked: Config) -> Config | None:
-    """The config of the run that is there, if it is the one asked for."""
-    if not run.exists:
-        if run.root.exists() and (run.root.is_file() or any(run.root.iterdir())):
-            raise ConfigError(
-                f"--run {run.root}: not a run folder, and not empty", fix="choose a new folder with --run"
-            )
-        return None
-    version = read_json(run.plan)["schema"] if run.plan.exists() else None
+def _held_config(run: RunFolder, asked: Config) -> Config:
+    """The config of the run that is there, if it is the one asked for: as it was asked then, or as it was settled."""
+    try:
+        version = read_json(run.plan)["schema"]
+        held, asked_then = read_config(run.config), read_config(run.asked)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
     if version != SCHEMA_VERSION:
         raise ConfigError(
             f"run {run.root}: schema {version}, expected {SCHEMA_VERSION}",
             fix="use the version that wrote it, or --fresh",
         )
-    held = read_config(run.config)
-    if found := differences(asked, held):
+    found = differences(asked, asked_then)
+    if found and differences(asked, held):
         raise ConfigError.from_findings(
             [f"run {run.root} holds another config:", *(f"  {line}" for line in found)],
             fix="choose another folder with --run, or --fresh to move the old run aside and start anew",
@@ -114,30 +132,31 @@ def _held_config(run: RunFolder, asked: Config) -> Config | None:
 
 def _with_free_fields(held: Config, asked: Config) -> Config:
     """What cannot change the result is taken as asked for."""
-    train = held.train.model_copy(update={"stop_after": asked.train.stop_after})
+    train = held.train.model_copy(update={"stop_after": asked.train.stop_after, "backend": asked.train.backend})
     data = held.data.model_copy(update={"store": asked.data.store})
     free = {name: getattr(asked, name) for name in ("loader", "checkpoint", "log", "track")}
     return held.model_copy(update={**free, "train": train, "data": data})
 
 
-def _write_folder(run: RunFolder, config: Config, cases: list[Case], plan: Plan, *, fresh: bool) -> None:
+def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
+    run = draft.run
     try:
-        if fresh and run.root.exists():
+        if run.exists:
             run.root.rename(_free_name(run.root))
         elif run.root.exists():
             run.root.rmdir()  # it is empty: that was checked
         with publish(run.root) as temporary:
             temporary.mkdir(mode=0o700)
             inside = RunFolder(temporary)
-            inside.config.write_text(render_config(config))
-            write_split(inside.split, cases)
-            write_json(inside.plan, plan.as_json())
             inside.logs.mkdir()
             inside.launch.mkdir()
+            inside.config.write_text(render_config(draft.config))
+            inside.asked.write_text(render_config(draft.asked))
+            write_split(inside.split, cases)
+            write_json(inside.plan, plan.as_json())
     except OSError as error:
         raise InfrastructureError(
-            f"run folder {run.root}: cannot be written: {error.strerror}",
-            fix="choose a writable folder with --run",
+            f"run folder {run.root}: cannot be written: {error.strerror}", fix="choose a writable folder with --run"
         ) from error
 
 
@@ -146,4 +165,4 @@ def _free_name(root: Path) -> Path:
 
 
 def _is_done(run: RunFolder) -> bool:
-    return run.metrics.exists() and read_json(run.metrics).get("state") == "done"
+    return read_state(run) == "done"

@@ -6,9 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from voxscale.config.load import read_config
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
 from voxscale.runs import RunFolder
+from voxscale.train.events import read_events
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
 _WORKER = "voxscale.train.worker"
@@ -24,14 +26,27 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
 
         do_work(train_run, run, World(), environ)
         return
-    failures = _start_ranks(run, [_WORKER, str(run.root), "--reported"], devices)
-    metrics = read_json(run.metrics) if run.metrics.exists() else {}
-    if metrics.get("state") == "done":
+    failures: list[str] = []
+    stopped: StoppedEarly | None = None
+    try:
+        failures = _start_ranks(run, [_WORKER, str(run.root), "--reported"], devices)
+    except StoppedEarly as signalled:
+        stopped = signalled  # the ranks may have come far enough to say more
+    state = read_state(run)
+    if state == "done":
         return
-    error = read_failure(run, failures)
-    if metrics.get("state") is None:
-        write_json(run.metrics, {**metrics, "state": "failed"})
+    error = read_failure(run, failures, otherwise=stopped)
+    if state is None and not isinstance(error, StoppedEarly):
+        _record_failure(run, devices)
     raise error
+
+
+def read_state(run: RunFolder) -> str | None:
+    """How the last start of a run ended: done, stopped, failed; None if it was not written down."""
+    try:
+        return str(read_json(run.metrics)["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def evaluate_local(
@@ -52,23 +67,23 @@ def evaluate_local(
         raise read_failure(run, failures)
 
 
-def read_failure(run: RunFolder, failures: Sequence[str]) -> VoxscaleError:
+def read_failure(run: RunFolder, failures: Sequence[str], *, otherwise: VoxscaleError | None = None) -> VoxscaleError:
     """What went wrong, as the ranks left it in the run folder; what the agent saw of them comes second."""
     for record in [read_json(path) for path in sorted(run.logs.glob("error-rank-*.json"))]:
         if kind := BY_CODE.get(record["code"]):
             place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
             return kind(place + record["message"], fix=record["fix"])
-    return TrainingError(
+    return otherwise or TrainingError(
         "; ".join(failures) or "the ranks ended before their work did",
         fix=f"see {run.logs}; start the same command again to continue from the last checkpoint",
     )
 
 
 def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
-    """Lines for starting the run by hand, each with what it is for."""
+    """Lines for starting the run by hand, each with what it is for; on two nodes where the devices halve."""
     worker = f"-m {_WORKER} {shlex.quote(str(run.root))}"
-    two_nodes = f"--nnodes 2 --nproc-per-node {max(1, devices // 2)}"
-    return [
+    two_nodes = f"--nnodes 2 --nproc-per-node {devices // 2}"
+    lines = [
         ("one process", f"python {worker}"),
         (f"{devices} on this machine", f"torchrun --standalone --nproc-per-node {devices} {worker}"),
         (
@@ -80,6 +95,26 @@ def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
             f"torchrun {two_nodes} --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME {worker}",
         ),
     ]
+    return lines if devices % 2 == 0 else lines[:2]
+
+
+def _record_failure(run: RunFolder, devices: int) -> None:
+    """Write the `metrics.json` that the ranks could not write any more, from their events."""
+    events = read_events(run.events)
+    bests = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
+    write_json(
+        run.metrics,
+        {
+            "task": read_config(run.config).task,
+            "state": "failed",
+            "best": {key: bests[-1][key] for key in ("step", "metric", "value")} if bests else None,
+            "summary": {},
+            "world_size": devices,
+            "steps": max((event["step"] for event in events), default=0),
+            "wall_s": events[-1]["time_s"] if events else 0.0,
+            "weights_sha256": None,
+        },
+    )
 
 
 def _start_ranks(run: RunFolder, arguments: Sequence[str], devices: int) -> list[str]:

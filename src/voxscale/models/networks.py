@@ -28,7 +28,7 @@ def build_segresnet(options: SegResNetOptions, in_channels: int, out_channels: i
         spatial_dims=3,
         in_channels=in_channels,
         out_channels=out_channels,
-        init_filters=options.filters,
+        init_filters=options.channels[0],
         blocks_down=options.blocks_down,
         blocks_up=options.blocks_up,
         dropout_prob=options.dropout or None,

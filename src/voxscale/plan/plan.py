@@ -24,6 +24,11 @@ class Plan:
     steps_per_epoch: int
     num_steps: int
     validate_every_steps: int
+    data_sha256: str
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch, counted from 1, that a step belongs to; 0 before the first step."""
+        return (step - 1) // self.steps_per_epoch + 1
 
     def validates(self, step: int) -> bool:
         """Every so many epochs, and always at the end."""
@@ -36,7 +41,7 @@ class Plan:
         return {"schema": SCHEMA_VERSION, **asdict(self)}
 
 
-def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int) -> Plan:
+def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int, data_sha256: str = "") -> Plan:
     stream = make_stream(config, num_train)
     micro_batch, accumulate = split_batch(config.train.global_batch, world_size, config.train.micro_batch)
     return Plan(
@@ -49,6 +54,7 @@ def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int) 
         steps_per_epoch=stream.steps_per_epoch,
         num_steps=config.train.epochs * stream.steps_per_epoch,
         validate_every_steps=config.validation.every * stream.steps_per_epoch,
+        data_sha256=data_sha256,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from voxscale.config.schema import Config, PerDevice
@@ -31,7 +32,7 @@ def choose_devices(asked: str, machine: Machine, batch: int | PerDevice) -> tupl
         left = f" of {most}" if devices < most else ""
         because = f", the most that train.batch {batch} divides over" if devices < most else ""
         return devices, f"{devices}{left} {_plural(machine.kind, most)}{because}"
-    if not asked.isdecimal() or int(asked) < 1:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):
         raise ConfigError(f"--devices: found {asked!r}, expected auto or a number from 1", fix="e.g. --devices 2")
     devices = int(asked)
     if machine.gpus and devices > machine.gpus:
@@ -45,11 +46,12 @@ def choose_devices(asked: str, machine: Machine, batch: int | PerDevice) -> tupl
 def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -> Config:
     """Settle what `auto` and `per_device` mean here; whatever could change the result is fixed from then on."""
     train = config.train
+    if train.backend == "nccl" and not machine.gpus:
+        raise InfrastructureError("train.backend nccl needs GPUs, and this machine has none", fix="use auto or gloo")
     batch = train.batch.per_device * devices * nodes if isinstance(train.batch, PerDevice) else train.batch
     settled = {
         "batch": batch,
         "precision": ("bf16" if machine.bf16 else "fp32") if train.precision == "auto" else train.precision,
-        "backend": ("nccl" if machine.gpus else "gloo") if train.backend == "auto" else train.backend,
         "threads": max(1, machine.cpus // devices) if train.threads == "auto" else train.threads,
     }
     return config.model_copy(update={"train": train.model_copy(update=settled)})

@@ -16,7 +16,7 @@ from voxscale.train.ownership import is_live
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. `state` is done, stopped or failed, as it ended; running; interrupted (killed); or new."""
+    """One run. `state` is done, stopped or failed, as it ended; running; interrupted (killed); new; or damaged."""
 
     run: str
     state: str
@@ -32,7 +32,15 @@ class RunRow:
 
 def list_runs(folder: Path) -> list[RunRow]:
     """The runs in `folder` and one level below it, newest first."""
-    return sorted((describe_run(run) for run in _find(folder)), key=lambda row: row.age_s)
+    return sorted((_describe_safely(run) for run in _find(folder)), key=lambda row: row.age_s)
+
+
+def _describe_safely(run: RunFolder) -> RunRow:
+    """One run whose files are damaged does not hide the others."""
+    try:
+        return describe_run(run)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunRow(str(run.root), "damaged", 0, 0, None, None, 0.0)
 
 
 def describe_run(run: RunFolder) -> RunRow:
@@ -48,7 +56,7 @@ def describe_run(run: RunFolder) -> RunRow:
         step=max((event.get("step") or 0 for event in events), default=0),
         steps=_read(run.plan).get("num_steps", 0),
         metric=best.get("metric"),
-        best=best.get("value"),
+        best=None if best.get("value") is None else float(best["value"]),
         age_s=round(max(0.0, time.time() - last_touched), 1),
     )
 

@@ -39,7 +39,7 @@ def evaluate_run(
         raise DataError(f"run {run.root}: no case is in split {split!r}", fix="choose another --split")
     loaded = load_checkpoint(folder)
     job.model.load_state_dict(loaded.model)
-    with joined(world, backend=job.config.train.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S):
+    with joined(world, backend=job.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S):
         rows = job.evaluate(cases, show_progress=True)
     if world.is_main:
         out = RunFolder(run.evaluation(name))

@@ -49,12 +49,6 @@ class JsonlEvents:
         self._lines.close()
 
 
-def append_event(run: RunFolder, event: str, **fields: Any) -> None:
-    """One event from outside the training process."""
-    with JsonlEvents(run) as events:
-        events.write(event, **fields)
-
-
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The run's events as if it had never been interrupted, but for the `resume` lines."""
     rows: list[dict[str, Any]] = []

@@ -23,6 +23,7 @@ from voxscale.parallel import World
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
+from voxscale.train.ownership import refuse_other_data
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -43,6 +44,11 @@ class Job:
 
     def cases_of(self, split: str) -> list[Case]:
         return [case for case in self.cases if case.split == split]
+
+    @property
+    def backend(self) -> str:
+        asked = self.config.train.backend
+        return asked if asked != "auto" else "nccl" if self.device.type == "cuda" else "gloo"
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -110,10 +116,13 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     cases = read_split(run.split, find_cases(Path(config.data.source), config.data.format))
     root = Path(config.data.store) if config.data.store else default_store(environ)
     store = prepare(cases, config.data, root)
+    refuse_other_data(run, store)
     counts = {split: sum(case.split == split for case in cases) for split in (TRAIN, VAL)}
     if not counts[TRAIN]:
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")
-    plan = make_plan(config, num_train=counts[TRAIN], num_val=counts[VAL], world_size=world.size)
+    plan = make_plan(
+        config, num_train=counts[TRAIN], num_val=counts[VAL], world_size=world.size, data_sha256=store.digest
+    )
     task = build_task(config, store)
     model = build_model(config.model, store.channels, task.out_channels, seed=config.train.seed).to(device)
     return Job(run, config, world, device, cases, store, task, plan, model)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from voxscale.checkpoint import Checkpoint, save_checkpoint
+from voxscale.config.load import identity
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
-from voxscale.errors import StoppedEarly, TrainingError
+from voxscale.errors import ConfigError, StoppedEarly, TrainingError
 from voxscale.infer.evaluate import metric_value, summarise, write_cases
 from voxscale.parallel import any_rank, barrier, distribute
 from voxscale.tasks import SMALLER_IS_BETTER
@@ -53,9 +54,20 @@ class Loop:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint: from here on all is as if the run had never stopped."""
+        state = dict(checkpoint.state)
+        if state.pop("config") != identity(self.job.config):
+            raise ConfigError(
+                f"{self.job.run.config}: changed since the checkpoint at step {checkpoint.step} was saved",
+                fix="undo the change, or train it as another run: voxscale train CONFIG --run DIR",
+            )
         self.job.model.load_state_dict(checkpoint.model)
         restore_optimizer(self._optimizer, checkpoint.optimizer)
-        self.progress = Progress(**checkpoint.state)
+        self.progress = Progress(**state)
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Where the run is, as events say it."""
+        return {"step": self.progress.step, "epoch": self.job.plan.epoch_of(self.progress.step)}
 
     def run(self) -> None:
         """Train to the end, or raise StoppedEarly after saving."""
@@ -98,7 +110,7 @@ class Loop:
         self._optimizer.step()
         self.progress.step = step
         self.progress.steps_here += 1
-        self._report(step, loss, rate, waited, time.monotonic() - began)
+        self._report(loss, rate, waited, time.monotonic() - began)
 
     def _counts(self, step: int) -> list[int]:
         """How many samples each rank has in a step."""
@@ -110,19 +122,11 @@ class Loop:
         epoch = self._sampler.stream.epoch_of(step)
         return [self._sampler.case(epoch, position) for position in self._sampler.stream.positions(step)]
 
-    def _report(self, step: int, loss: float, rate: float, data_s: float, step_s: float) -> None:
-        epoch = self._sampler.stream.epoch_of(step)
-        self._events.write(
-            "train",
-            step=step,
-            epoch=epoch,
-            loss=loss,
-            lr=rate,
-            data_s=round(data_s, 6),
-            step_s=round(step_s, 6),
-            cases=self._cases(step),
-        )
-        self._console.step(step, epoch, loss)
+    def _report(self, loss: float, rate: float, data_s: float, step_s: float) -> None:
+        timing = {"data_s": round(data_s, 6), "step_s": round(step_s, 6)}
+        cases = self._cases(self.progress.step)
+        self._events.write("train", **self.place, loss=loss, lr=rate, **timing, cases=cases)
+        self._console.step(**self.place, loss=loss)
 
     def _validate(self) -> bool:
         """Evaluate the validation cases; return whether this is the best model so far."""
@@ -133,13 +137,12 @@ class Loop:
         summary = summarise(rows, self.job.task.metrics)
         name = self.job.config.validation.metric
         value = metric_value(summary, name)
-        step = self.progress.step
         means = {metric: entry["mean"] for metric, entry in summary.items()}
-        self._events.write("validate", step=step, epoch=self._sampler.stream.epoch_of(step), **means)
+        self._events.write("validate", **self.place, **means)
         self._console.line(f"  validated {len(rows)} cases: {name} {'undefined' if value is None else f'{value:.4f}'}")
         if value is None or not self._improves(value):
             return False
-        self.progress.best = {"step": step, "metric": name, "value": value, "summary": summary}
+        self.progress.best = {"step": self.progress.step, "metric": name, "value": value, "summary": summary}
         if self.job.world.is_main:
             write_cases(self.job.run.cases, rows, self.job.task.metrics)
         return True
@@ -161,16 +164,20 @@ class Loop:
         self.progress.wall_s, self._clock = self.progress.wall_s + now - self._clock, now
         self._saved = now
         if self.job.world.is_main:
-            state = {"step": self.progress.step, "best": self.progress.best, "wall_s": self.progress.wall_s}
+            state = {
+                "step": self.progress.step,
+                "best": self.progress.best,
+                "wall_s": self.progress.wall_s,
+                "config": identity(self.job.config),
+            }
             checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
             save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
-            best = (
-                {key: self.progress.best[key] for key in ("metric", "value")} if is_best and self.progress.best else {}
-            )
-            self._events.write("checkpoint", step=self.progress.step, best=is_best, **best)
+            best = self.progress.best if is_best and self.progress.best else {}
+            shown = {key: best[key] for key in ("metric", "value") if key in best}
+            self._events.write("checkpoint", **self.place, best=is_best, **shown)
 
     def _stop_early(self) -> None:
-        self._events.write("stop", step=self.progress.step, reason=self._stop.reason)
+        self._events.write("stop", **self.place, reason=self._stop.reason)
         barrier(self.job.world)  # no rank leaves before rank 0 has saved
         raise StoppedEarly(
             f"stopped at step {self.progress.step} of {self.job.plan.num_steps}"

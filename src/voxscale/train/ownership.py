@@ -1,4 +1,7 @@
-"""One live owner per run folder: a lock that the kernel frees when its holder dies, and a note of who holds it."""
+"""Who may work in a run folder, and on which data.
+
+One live owner at a time: a lock that the kernel frees when its holder dies, and a note of who holds it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
-from voxscale.errors import InfrastructureError
-from voxscale.files import locked, read_json, write_json
+from voxscale.data.store import Store
+from voxscale.errors import ConfigError, DataError, InfrastructureError
+from voxscale.files import is_locked, locked, read_json, write_json
 from voxscale.runs import RunFolder
 
 
@@ -32,17 +36,22 @@ def refuse_if_live(run: RunFolder) -> None:
         raise _in_use(run)
 
 
-def is_live(run: RunFolder) -> bool:
-    """Whether someone works in the folder now. Not to be asked by the owner itself: asking frees its lock."""
-    if not run.owner_lock.exists():
-        return False
+def refuse_other_data(run: RunFolder, store: Store) -> None:
+    """A run is continued on the very data it began with, or not at all."""
     try:
-        with locked(run.owner_lock, wait=False):
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        recorded = read_json(run.plan)["data_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
+    if recorded != store.digest:
+        raise DataError(
+            f"run {run.root}: the files in data.source have changed since it began",
+            fix="restore the data, or start anew with --fresh",
+        )
+
+
+def is_live(run: RunFolder) -> bool:
+    """Whether another process works in the folder now."""
+    return is_locked(run.owner_lock)
 
 
 def _in_use(run: RunFolder) -> InfrastructureError:

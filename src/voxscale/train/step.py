@@ -8,8 +8,8 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -52,14 +52,13 @@ class Stepper:
         """
         if self.world.size <= 2:
             return
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self._rows(self.distributed, batch).sum().backward()  # type: ignore[no-untyped-call]
+        with self._buffers_untouched():
+            self._rows(self.distributed, batch).sum().backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad()
-        self.model.load_state_dict(buffers, strict=False)
 
     def _backward_coupled(self, batches: Sequence[Batch], counts: Sequence[int]) -> torch.Tensor:
         """Accumulation where every sample's gradient depends on all the others: look first, then go again."""
-        with torch.no_grad():
+        with torch.no_grad(), self._buffers_untouched():
             seen = torch.cat([self._rows(self.model, batch) for batch in batches])
         loss, gradient = self._loss_and_gradient(seen, counts)
         parts = torch.split(gradient, [batch.num_real for batch in batches])
@@ -79,12 +78,19 @@ class Stepper:
             seen.append(rows.detach())
         return self.task.loss(gather_rows(torch.cat(seen), counts, self.world))
 
+    @contextmanager
+    def _buffers_untouched(self) -> Iterator[None]:
+        """For a pass that must leave no trace in running statistics."""
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        yield
+        self.model.load_state_dict(buffers, strict=False)
+
     def _sharing(self, *, when: bool) -> AbstractContextManager[None]:
         """Gradients cross ranks once per step, with the last micro-batch."""
         return nullcontext() if when else without_sync(self.distributed)
 
     def _rows(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        torch.manual_seed(batch.seed)  # dropout too depends on the place in the stream alone
+        torch.manual_seed(batch.seed)  # dropout is drawn per micro-batch, the same after a restart
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             output = model(batch.image)
         return self.task.loss_rows(output, batch.label)[: batch.num_real]

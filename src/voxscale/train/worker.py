@@ -38,11 +38,12 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
     stop = StopRequest(job.config.train.stop_after)
     with (
         _owned(job),
-        joined(world, backend=job.config.train.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S),
+        joined(world, backend=job.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S),
         stop.on_signals(),
     ):
         warnings: list[str] = []
         checkpoint = load_last(run, warnings.append)
+        began_before = run.events.exists()
         done = checkpoint.step if checkpoint is not None else 0
         with (
             _open_events(job, first_step=done + 1) as events,
@@ -51,11 +52,13 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
             for warning in [*warnings, *_cautions(job)]:
                 console.warn(warning)
             loop = Loop(job, stop, events, console)
-            events.write("start", step=done, world_size=world.size, steps=job.plan.num_steps)
+            if began_before:
+                events.write("resume", step=done, epoch=job.plan.epoch_of(done))
             if checkpoint is not None:
                 loop.restore(checkpoint)
-                events.write("resume", step=done)
                 console.line(f"continuing from step {done}")
+            place = {"step": done, "epoch": job.plan.epoch_of(done)}
+            events.write("start", **place, world_size=world.size, steps=job.plan.num_steps)
             _finish(loop, events)
 
 
@@ -67,11 +70,11 @@ def _finish(loop: Loop, events: Events) -> None:
         _write_metrics(loop, "stopped")
         raise
     except Exception as error:
-        events.write("error", step=loop.progress.step, message=str(error))
+        events.write("error", **loop.place, message=str(error))
         _write_metrics(loop, "failed")
         raise
     _write_metrics(loop, "done")
-    events.write("end", step=loop.progress.step)
+    events.write("end", **loop.place)
 
 
 @contextmanager
@@ -108,6 +111,8 @@ def _open_events(job: Job, *, first_step: int) -> Iterator[Events]:
 def _cautions(job: Job) -> Iterator[str]:
     if job.config.model.batch_statistics and job.world.size > 1 and job.device.type == "cpu":
         yield "model.norm batch: each rank has its own statistics, so results depend on the number of ranks"
+    if job.config.model.dropout and job.world.size > 1:
+        yield "model.dropout: masks are drawn per micro-batch, so results depend on the number of ranks"
 
 
 def _write_metrics(loop: Loop, state: str) -> None:

@@ -32,7 +32,17 @@ def find_cases(source: Path, format: str) -> list[Case]:
     if not source.is_dir():
         raise DataError(f"data.source {source}: not a folder", fix="check the path; it is relative to the config file")
     cases: list[Case] = FORMATS[name].find_cases(source)
+    if unfit := [case.id for case in cases if not _is_name(case.id)]:
+        raise DataError(
+            f"data.source {source}: {unfit[0]!a} cannot name a case",
+            fix="rename the file: printable characters, not . or .., at most 200 bytes",
+        )
     return sorted(cases, key=lambda case: case.id)
+
+
+def _is_name(case: str) -> bool:
+    """Case ids become folder names and table cells."""
+    return case.isprintable() and case not in (".", "..") and len(case.encode(errors="replace")) <= 200
 
 
 def _expected() -> str:
