@@ -1,0 +1,54 @@
+"""The list of runs, from folders alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from voxscale.report.listing import list_runs
+
+
+def make_run(root: Path, events: list[dict[str, Any]], metrics: dict[str, Any] | None = None) -> Path:
+    root.mkdir(parents=True)
+    (root / "config.yaml").write_text("data: {source: d}\n")
+    (root / "plan.json").write_text(json.dumps({"schema": 1, "num_steps": 40}))
+    (root / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    if metrics is not None:
+        (root / "metrics.json").write_text(json.dumps(metrics))
+    return root
+
+
+def test_a_killed_run_shows_how_far_it_came(tmp_path: Path) -> None:
+    events = [
+        {"event": "train", "step": 10},
+        {"event": "checkpoint", "step": 10, "best": True, "metric": "dice/mean", "value": 0.5},
+        {"event": "train", "step": 14},
+    ]
+    run = make_run(tmp_path / "a", events)
+    with (run / "events.jsonl").open("a") as lines:
+        lines.write('{"event": "train", "st')  # cut by the kill
+    (row,) = list_runs(tmp_path)
+    assert (row.state, row.step, row.steps, row.metric, row.best) == ("interrupted", 14, 40, "dice/mean", 0.5)
+
+
+def test_steps_that_a_resume_took_back_do_not_count(tmp_path: Path) -> None:
+    steps = [{"event": "train", "step": step} for step in range(1, 9)]
+    make_run(tmp_path / "a", [*steps, {"event": "resume", "step": 5}, {"event": "train", "step": 6}])
+    assert list_runs(tmp_path)[0].step == 6
+
+
+@pytest.mark.parametrize("state", ["done", "stopped", "failed"])
+def test_an_ended_run_shows_how_it_ended(tmp_path: Path, state: str) -> None:
+    make_run(tmp_path / "a" / "b", [{"event": "train", "step": 40}], {"state": state, "best": None})
+    (row,) = list_runs(tmp_path)
+    assert (row.state, row.best) == (state, None)
+
+
+def test_other_folders_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "config.yaml").write_text("not: a run")
+    assert list_runs(tmp_path) == []
+    assert list_runs(tmp_path / "absent") == []
