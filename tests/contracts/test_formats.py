@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +29,22 @@ def _pairs(image: str, label: str) -> Callable[[Path], None]:
     return make
 
 
+def _decathlon(prefix: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        task = folder / prefix
+        pairs = [(f"./imagesTr/{case}.nii.gz", f"./labelsTr/{case}.nii.gz") for case in ("b2", "a1", "c3")]
+        for path in (path for pair in pairs for path in pair):
+            _save(task / path)
+        hidden = [("./imagesTr/._a1.nii.gz", "./labelsTr/._a1.nii.gz")]
+        training = [{"image": image, "label": label} for image, label in [*pairs, *hidden]]
+        (task / "dataset.json").write_text(json.dumps({"labels": {"0": "background"}, "training": training}))
+
+    return make
+
+
 LAYOUTS = {
+    "decathlon: the task": ("decathlon", _decathlon(".")),
+    "decathlon: its parent": ("decathlon", _decathlon("Task09_Spleen")),
     "pairs: row 0": ("pairs", _pairs("img{}.nii.gz", "seg{}.nii.gz")),
     "pairs: suffixes": ("pairs", _pairs("{}_image.nii", "{}_mask.nii")),
     "pairs: folders": ("pairs", _pairs("images/{}.nii.gz", "labels/{}.nii.gz")),
@@ -76,11 +93,9 @@ def test_all_strays_are_named_at_once(layout: tuple[str, Path]) -> None:
             path.unlink()
     with pytest.raises(DataError) as caught:
         find_cases(folder, "auto")
-    first, second = caught.value.message.splitlines()
-    assert "a1" in first
-    assert "has no label" in first
-    assert "b2" in second
-    assert "has no image" in second
+    first, second = sorted(caught.value.message.splitlines(), key=lambda line: "b2" in line)
+    assert re.search("a1.* has no label|labelsTr/a1.nii.gz is missing", first)
+    assert re.search("b2.* has no image|imagesTr/b2.nii.gz is missing", second)
 
 
 def _labels(files: list[Path]) -> list[Path]:
@@ -100,6 +115,33 @@ def test_two_files_for_one_case_and_unknown_volumes_are_named(tmp_path: Path) ->
         f"{tmp_path.name}: foo.nii.gz is neither image nor label",
         f"{tmp_path.name}: case 0 has 2 images: img0.nii.gz, scan0.nii",
     ]
+
+
+@pytest.mark.parametrize("listed", ["../out.nii.gz", "/etc/passwd", 3, None])
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, listed: object) -> None:
+    _decathlon(".")(tmp_path)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    content["training"][1]["image"] = listed
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="dataset.json: training case 2"):
+        find_cases(tmp_path, "auto")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"training": 3}', '{"training": []}', '{"training": [3]}'])
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str) -> None:
+    _decathlon(".")(tmp_path)
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(DataError, match="dataset.json"):
+        find_cases(tmp_path, "decathlon")
+
+
+def test_a_case_listed_twice_is_named(tmp_path: Path) -> None:
+    _decathlon(".")(tmp_path)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    content["training"].append(content["training"][0])
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="case b2 is listed 2 times"):
+        find_cases(tmp_path, "auto")
 
 
 @pytest.mark.parametrize("case", ["..", "a\nb", "a\udcffb"], ids=["dots", "newline", "not UTF-8"])

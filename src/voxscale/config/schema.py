@@ -67,7 +67,7 @@ class Synthetic(Section):
 
 class Data(Section):
     source: Annotated[str, Field(min_length=1)]
-    format: Literal["auto", "pairs"] = "auto"
+    format: Literal["auto", "decathlon", "pairs"] = "auto"
     synthetic: Synthetic | None = None
     split: Split = Split()
     orientation: Annotated[str, Field(pattern="^[RL][AP][SI]$")] | None = "RAS"

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import ModuleType
 
 from voxscale.data.cases import Case
-from voxscale.data.formats import pairs
+from voxscale.data.formats import decathlon, pairs
 from voxscale.errors import DataError
 
-FORMATS: dict[str, ModuleType] = {"pairs": pairs}
+FORMATS: dict[str, ModuleType] = {"decathlon": decathlon, "pairs": pairs}
 
 
 def detect_format(source: Path) -> str:
