@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,7 @@ def cli_here() -> Cli:
 
     def run(*arguments: object) -> Finished:
         out, err = io.StringIO(), io.StringIO()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
         with (
             pytest.MonkeyPatch.context() as patch,
             contextlib.redirect_stdout(out),
@@ -95,6 +97,8 @@ def cli_here() -> Cli:
         ):
             patch.setattr(sys, "argv", ["voxscale", *map(str, arguments)])
             main()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         return Finished(int(exit.value.code or 0), out.getvalue(), err.getvalue())
 
     return run

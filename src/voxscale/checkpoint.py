@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from voxscale.errors import InfrastructureError, VoxscaleError
+from voxscale.errors import DataError, InfrastructureError
 from voxscale.files import point, publish, remove, remove_temporaries
 from voxscale.runs import RunFolder
 
@@ -36,8 +36,13 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
 Tensors = dict[str, torch.Tensor]
 
 
-class BadCheckpointError(VoxscaleError):
+class BadCheckpointError(DataError):
     """A checkpoint that does not verify."""
+
+    def __init__(
+        self, message: str, *, fix: str = "name another checkpoint, or train on: the one before is used"
+    ) -> None:
+        super().__init__(message, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def _first_difference(manifest_bytes: bytes, contents: Mapping[str, bytes]) -> s
 
 def _is_valid(folder: Path) -> bool:
     try:
-        _verified(folder)
+        load_checkpoint(folder)
     except BadCheckpointError:
         return False
     return True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -72,6 +74,7 @@ def demo(
     from voxscale.launch.demo import DEMO, score_demo
 
     began = time.monotonic()
+    out = out.resolve()
     content = {**DEMO, "data": {**DEMO["data"], "source": f"{out.name}-data"}}
     config = make_config(content, name="demo", base=out.parent)
     opened = _train(config, out, devices=devices, fresh=_is_finished(out))
@@ -228,6 +231,8 @@ def main() -> None:
     from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError
 
     failure: VoxscaleError
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop_early)
     try:
         code = app(prog_name="voxscale", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -250,6 +255,8 @@ def main() -> None:
         else:
             failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
             failure.__cause__ = error
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     if "--debug" in sys.argv:
         import traceback
 
@@ -259,6 +266,15 @@ def main() -> None:
     else:
         typer.echo(failure.as_text(), err=True)
     sys.exit(failure.exit_code)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    """Until the training loop listens for signals itself, there is nothing to save."""
+    from voxscale.errors import StoppedEarly
+
+    raise StoppedEarly(
+        f"stopped by {signal.Signals(number).name} before the first step", fix="start the same command again"
+    )
 
 
 def _config_or_data(path: Path, overrides: list[str] | None) -> Config:

@@ -187,7 +187,8 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -
         shutdown_timeout=save_time_s,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own number of threads from the config
-    logging.disable(logging.WARNING)  # what went wrong is ours to say
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    logging.disable(logging.ERROR)  # what went wrong is ours to say
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
@@ -198,4 +199,6 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -
         ) from None
     finally:
         logging.disable(logging.NOTSET)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return []

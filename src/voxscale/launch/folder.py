@@ -13,12 +13,12 @@ from voxscale.data.formats import detect_format, find_cases
 from voxscale.data.store import Store, default_store, prepare
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
-from voxscale.files import publish, read_json, write_json, write_text
+from voxscale.files import locked, publish, read_json, write_json, write_text
 from voxscale.launch.local import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import SCHEMA_VERSION, RunFolder
-from voxscale.train.ownership import refuse_if_live, refuse_other_data
+from voxscale.train.ownership import refuse_if_live, refuse_other_origin
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
         data_sha256=store.digest,
     )
     if draft.held:
-        refuse_other_data(run, store)
-        write_text(run.config, render_config(config))
+        refuse_other_origin(run, config, store)
+        if not _is_done(run):
+            write_text(run.config, render_config(config))
     else:
         _write_folder(draft, cases, plan)
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
@@ -142,7 +143,7 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
     run = draft.run
     try:
         if run.exists:
-            run.root.rename(_free_name(run.root))
+            _move_aside(run)
         elif run.root.exists():
             run.root.rmdir()  # it is empty: that was checked
         with publish(run.root) as temporary:
@@ -158,6 +159,16 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
         raise InfrastructureError(
             f"run folder {run.root}: cannot be written: {error.strerror}", fix="choose a writable folder with --run"
         ) from error
+
+
+def _move_aside(run: RunFolder) -> None:
+    """Rename a run's folder while no one can claim it."""
+    try:
+        with locked(run.owner_lock, wait=False):
+            run.root.rename(_free_name(run.root))
+    except BlockingIOError:
+        refuse_if_live(run)
+        raise
 
 
 def _free_name(root: Path) -> Path:

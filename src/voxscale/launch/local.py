@@ -11,6 +11,7 @@ from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
 from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
+from voxscale.train.ownership import is_live
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
 _WORKER = "voxscale.train.worker"
@@ -36,7 +37,7 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
     if state == "done":
         return
     error = read_failure(run, failures, otherwise=stopped)
-    if state is None and not isinstance(error, StoppedEarly):
+    if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
         _record_failure(run, devices)
     raise error
 
@@ -53,6 +54,8 @@ def evaluate_local(
     run: RunFolder, devices: int, environ: Mapping[str, str], *, split: str, checkpoint: str, name: str
 ) -> None:
     """Evaluate a checkpoint on the cases of a split into `evaluations/NAME`."""
+    if (link := run.checkpoints / checkpoint).is_symlink():
+        checkpoint = link.resolve().name  # a run that trains on may move the link between two ranks
     if devices == 1:
         from voxscale.parallel import World
         from voxscale.train.evaluation import evaluate_run

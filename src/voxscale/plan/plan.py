@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from voxscale.config.load import identity
 from voxscale.config.schema import Config
 from voxscale.data.sampler import Stream
 from voxscale.errors import ConfigError
@@ -24,6 +25,7 @@ class Plan:
     steps_per_epoch: int
     num_steps: int
     validate_every_steps: int
+    config_sha256: str
     data_sha256: str
 
     def epoch_of(self, step: int) -> int:
@@ -54,6 +56,7 @@ def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int, 
         steps_per_epoch=stream.steps_per_epoch,
         num_steps=config.train.epochs * stream.steps_per_epoch,
         validate_every_steps=config.validation.every * stream.steps_per_epoch,
+        config_sha256=identity(config),
         data_sha256=data_sha256,
     )
 

@@ -23,7 +23,7 @@ from voxscale.parallel import World
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
-from voxscale.train.ownership import refuse_other_data
+from voxscale.train.ownership import refuse_other_origin
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -116,7 +116,7 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     cases = read_split(run.split, find_cases(Path(config.data.source), config.data.format))
     root = Path(config.data.store) if config.data.store else default_store(environ)
     store = prepare(cases, config.data, root)
-    refuse_other_data(run, store)
+    refuse_other_origin(run, config, store)
     counts = {split: sum(case.split == split for case in cases) for split in (TRAIN, VAL)}
     if not counts[TRAIN]:
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from voxscale.checkpoint import Checkpoint, save_checkpoint
-from voxscale.config.load import identity
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
-from voxscale.errors import ConfigError, StoppedEarly, TrainingError
+from voxscale.errors import StoppedEarly, TrainingError
 from voxscale.infer.evaluate import metric_value, summarise, write_cases
 from voxscale.parallel import any_rank, barrier, distribute
 from voxscale.tasks import SMALLER_IS_BETTER
@@ -54,15 +53,9 @@ class Loop:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint: from here on all is as if the run had never stopped."""
-        state = dict(checkpoint.state)
-        if state.pop("config") != identity(self.job.config):
-            raise ConfigError(
-                f"{self.job.run.config}: changed since the checkpoint at step {checkpoint.step} was saved",
-                fix="undo the change, or train it as another run: voxscale train CONFIG --run DIR",
-            )
         self.job.model.load_state_dict(checkpoint.model)
         restore_optimizer(self._optimizer, checkpoint.optimizer)
-        self.progress = Progress(**state)
+        self.progress = Progress(**checkpoint.state)
 
     @property
     def place(self) -> dict[str, int]:
@@ -164,12 +157,7 @@ class Loop:
         self.progress.wall_s, self._clock = self.progress.wall_s + now - self._clock, now
         self._saved = now
         if self.job.world.is_main:
-            state = {
-                "step": self.progress.step,
-                "best": self.progress.best,
-                "wall_s": self.progress.wall_s,
-                "config": identity(self.job.config),
-            }
+            state = {"step": self.progress.step, "best": self.progress.best, "wall_s": self.progress.wall_s}
             checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
             save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
             best = self.progress.best if is_best and self.progress.best else {}

@@ -1,4 +1,4 @@
-"""Who may work in a run folder, and on which data.
+"""Who may work in a run folder, with which config and data.
 
 One live owner at a time: a lock that the kernel frees when its holder dies, and a note of who holds it.
 """
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
+from voxscale.config.load import identity
+from voxscale.config.schema import Config
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.files import is_locked, locked, read_json, write_json
@@ -36,13 +38,19 @@ def refuse_if_live(run: RunFolder) -> None:
         raise _in_use(run)
 
 
-def refuse_other_data(run: RunFolder, store: Store) -> None:
-    """A run is continued on the very data it began with, or not at all."""
+def refuse_other_origin(run: RunFolder, config: Config, store: Store) -> None:
+    """A run is continued with the very config and data it began with, or not at all."""
     try:
-        recorded = read_json(run.plan)["data_sha256"]
+        recorded = read_json(run.plan)
+        same_config, same_data = recorded["config_sha256"] == identity(config), recorded["data_sha256"] == store.digest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
-    if recorded != store.digest:
+    if not same_config:
+        raise ConfigError(
+            f"{run.config}: changed since the run was made",
+            fix="undo the change, or train it as another run: voxscale train CONFIG --run DIR",
+        )
+    if not same_data:
         raise DataError(
             f"run {run.root}: the files in data.source have changed since it began",
             fix="restore the data, or start anew with --fresh",

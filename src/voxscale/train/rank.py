@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from voxscale.errors import ConfigError, TrainingError, VoxscaleError
+from voxscale.errors import ConfigError, InfrastructureError, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
 from voxscale.runs import RunFolder
@@ -44,7 +45,7 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
         world = World.from_env(os.environ)
         do_work(work, run, world, os.environ)
     except VoxscaleError as error:
-        if run.exists:
+        with contextlib.suppress(OSError):  # a folder that cannot be written may be the very error
             write_json(run.error(world.rank), {**error.as_json(), "rank": world.rank})
         if not options.reported:
             place = f"rank {world.rank}: " if world.size > 1 else ""
@@ -57,19 +58,23 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
     """Do `work`; whatever goes wrong in it is raised as an error for users, its traceback kept in the rank's log."""
     if not run.exists:
         raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
-    remove(run.error(world.rank))
     try:
+        remove(run.error(world.rank))
         work(run, world, environ)
     except VoxscaleError:
         raise
+    except PermissionError as error:
+        raise InfrastructureError(
+            f"{error.filename or run.root}: {error.strerror}",
+            fix="get write permission, or copy what you need elsewhere",
+        ) from error
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"the device ran out of memory: {_first_line(error)}",
             fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
         ) from error
     except Exception as error:
-        run.logs.mkdir(exist_ok=True)
-        with run.log(world.rank).open("a") as log:
+        with contextlib.suppress(OSError), run.log(world.rank).open("a") as log:
             traceback.print_exc(file=log)
         kind = LostContactError if is_lost_contact(error) else TrainingError
         raise kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}") from error

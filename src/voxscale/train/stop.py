@@ -32,13 +32,13 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Listen for the length of the body; a signal that comes twice changes nothing."""
+        """Listen for the length of the body. Once stopping, further signals are ignored to the end of the process."""
         before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if self.reason.startswith("signal") else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or f"signal {signal.Signals(number).name}"

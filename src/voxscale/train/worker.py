@@ -52,13 +52,15 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
             for warning in [*warnings, *_cautions(job)]:
                 console.warn(warning)
             loop = Loop(job, stop, events, console)
-            if began_before:
-                events.write("resume", step=done, epoch=job.plan.epoch_of(done))
             if checkpoint is not None:
                 loop.restore(checkpoint)
                 console.line(f"continuing from step {done}")
-            place = {"step": done, "epoch": job.plan.epoch_of(done)}
-            events.write("start", **place, world_size=world.size, steps=job.plan.num_steps)
+            if world.is_main:
+                write_json(run.plan, job.plan.as_json())
+                remove(run.metrics)
+            if began_before:
+                events.write("resume", **loop.place)
+            events.write("start", **loop.place, world_size=world.size, steps=job.plan.num_steps)
             _finish(loop, events)
 
 
@@ -66,6 +68,7 @@ def _finish(loop: Loop, events: Events) -> None:
     """Run the loop to its end and record how it went."""
     try:
         loop.run()
+        _write_metrics(loop, "done")
     except StoppedEarly:
         _write_metrics(loop, "stopped")
         raise
@@ -73,7 +76,6 @@ def _finish(loop: Loop, events: Events) -> None:
         events.write("error", **loop.place, message=str(error))
         _write_metrics(loop, "failed")
         raise
-    _write_metrics(loop, "done")
     events.write("end", **loop.place)
 
 
@@ -84,8 +86,6 @@ def _owned(job: Job) -> Iterator[None]:
         yield
         return
     with claimed(job.run):
-        write_json(job.run.plan, job.plan.as_json())
-        remove(job.run.metrics)
         yield
 
 
