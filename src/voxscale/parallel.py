@@ -10,11 +10,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -163,13 +166,12 @@ class RankFailure:
         return f"rank {self.rank} ended with exit code {self.exit_code}"
 
 
-def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -> list[RankFailure]:
+def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: float) -> list[RankFailure]:
     """Run `python ARGUMENTS` as `num_ranks` local ranks under torch's elastic agent, and wait for them.
 
-    The agent lives in this process, so its signals are passed on to the ranks, which get `save_time_s` to save.
-    Returns the ranks that failed first, none if all went well. Raises StoppedEarly if a signal ended them.
+    Signals are passed on to the ranks, which get `save_time_s` to save. Returns the ranks that failed first, none
+    if all went well. Raises StoppedEarly if they ended after a signal.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -183,22 +185,54 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: int) -
         local_addr="localhost",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGINT,SIGUSR1",
-        shutdown_timeout=save_time_s,
+        signals_to_handle="SIGHUP,SIGQUIT",
+        shutdown_timeout=int(save_time_s),
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own number of threads from the config
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     try:
-        elastic_launch(config, sys.executable)(*arguments)
+        with _signals_passed_on(save_time_s) as received:
+            elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
+        if received:
+            raise StoppedEarly(
+                f"stopped by {received[0].name} before the first step", fix="start the same command again"
+            ) from None
         return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
-    except SignalException as error:
-        raise StoppedEarly(
-            f"stopped by {signal.Signals(error.sigval).name} before the first step", fix="start the same command again"
-        ) from None
     finally:
         logging.disable(logging.NOTSET)
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return []
+
+
+@contextmanager
+def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
+    """Pass signals to the child processes, however often they come; yields the list of those received.
+
+    The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
+    """
+    received: list[signal.Signals] = []
+    patience = threading.Timer(save_time_s, _signal_children, [signal.SIGKILL])
+    patience.daemon = True
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        if len(received) == 1:
+            patience.start()
+        _signal_children(
+            signal.SIGTERM if number == signal.SIGINT else number
+        )  # Python answers SIGINT with a traceback
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield received
+    finally:
+        patience.cancel()
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if received else handler)
+
+
+def _signal_children(number: int) -> None:
+    own = os.getpid()
+    for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(child), number)
