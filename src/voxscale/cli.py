@@ -232,7 +232,7 @@ def main() -> None:
 
     failure: VoxscaleError
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop_early)
+        signal.signal(number, _raise_signalled)
     try:
         code = app(prog_name="voxscale", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -240,6 +240,8 @@ def main() -> None:
         failure = error
     except KeyboardInterrupt:
         failure = StoppedEarly("interrupted", fix="start the same command again")
+    except _Signalled as signalled:
+        failure = StoppedEarly(f"stopped by {signalled} before the first step", fix="start the same command again")
     except BrokenPipeError:
         sys.exit(141)
     except OSError as error:
@@ -268,13 +270,12 @@ def main() -> None:
     sys.exit(failure.exit_code)
 
 
-def _stop_early(number: int, frame: FrameType | None) -> None:
-    """Until the training loop listens for signals itself, there is nothing to save."""
-    from voxscale.errors import StoppedEarly
+class _Signalled(BaseException):
+    """A signal came before the training loop listens for signals itself. Libraries swallow what is an Exception."""
 
-    raise StoppedEarly(
-        f"stopped by {signal.Signals(number).name} before the first step", fix="start the same command again"
-    )
+
+def _raise_signalled(number: int, frame: FrameType | None) -> None:
+    raise _Signalled(signal.Signals(number).name)
 
 
 def _config_or_data(path: Path, overrides: list[str] | None) -> Config:

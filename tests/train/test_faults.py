@@ -56,7 +56,7 @@ def test_a_signal_saves_and_exits_75(
     assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
 
 
-@pytest.mark.parametrize("delay_s", [0.6, 1.5])
+@pytest.mark.parametrize("delay_s", [0.6, 1.5, 2.2])
 def test_a_signal_to_one_process_during_the_start_is_no_failure(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, delay_s: float
 ) -> None:
