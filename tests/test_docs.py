@@ -96,4 +96,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_config_examples_are_valid(page: Path) -> None:
     for block in blocks(page, "yaml"):
-        make_config(parse_yaml(block, page.name), name=page.name, base=Path())
+        content = parse_yaml(block, page.name)
+        assert make_config(content, name=page.name, base=Path()).patches.size == tuple(content["patches"]["size"])

@@ -38,8 +38,7 @@ def test_no_pickle_no_eval_no_shell(path: Path) -> None:
         assert keywords.get("shell") != "True"
         assert keywords.get("weights_only") != "False"
         assert keywords.get("allow_pickle") != "True"
-        if ast.unparse(call.func) == "yaml.load":
-            assert keywords.get("Loader") == "_Loader"
+        assert ast.unparse(call.func) not in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
