@@ -17,7 +17,7 @@ import yaml
 from conftest import Cli, Finished
 from golden import assert_golden
 
-VERBS = ("demo", "init", "prepare", "train", "evaluate", "runs")
+VERBS = ("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "runs")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -164,7 +164,7 @@ def test_init_writes_a_config_that_trains_as_it_is(cli_here: Cli, dataset: Path,
     made = cli_here("init", dataset, "--out", tmp_path / "c.yaml")
     assert made.code == 0
     content = yaml.safe_load((tmp_path / "c.yaml").read_text())
-    assert content["patches"]["size"] == [16, 16, 16]
+    assert content["patches"]["size"] == [32, 16, 16]
     small = ["model={channels: [4, 8]}", "train.epochs=1", "track=none", "--devices", "1"]
     done = cli_here("train", tmp_path / "c.yaml", *small, "--run", tmp_path / "run", "--json")
     assert done.code == 0, done.err

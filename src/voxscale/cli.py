@@ -26,7 +26,7 @@ app = typer.Typer(
     help="Train 3D medical-imaging models from one config, unchanged from a laptop to a cluster.",
 )
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config (YAML or JSON), or a data folder.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config (YAML or JSON), or data.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Override fields, e.g. optimizer.lr=2e-4."),
@@ -91,45 +91,129 @@ def demo(
 
 @app.command()
 def init(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a config for a data folder."""
+    """Write a config for data: its format, patches that its volumes fill, its own split.
+
+    DATA is a Decathlon task (also as .tar), nnU-Net raw data, a MONAI list file, a CSV or TSV table, DistMIS record
+    files, or a folder of image and label pairs.
+    """
     from voxscale.config.load import make_config, render_config
+    from voxscale.data.build import default_store
     from voxscale.data.guess import guess_config
     from voxscale.errors import ConfigError
     from voxscale.files import write_text
 
     if out.exists():
         raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
-    content = guess_config(data)
+    content = guess_config(data, default_store(os.environ))
     config = make_config(content, name=str(data), base=Path())
     write_text(out, render_config(config))
     _show(as_json, {"config": str(out), **content}, f"wrote {out}; train with: voxscale train {out}")
 
 
 @app.command()
-def prepare(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Prepare the cases ahead of training.
+def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Check every case: all faults at once, and what the dataset is like.
+
+    Reads each volume to its end. Exit code 3 if training on the data would be unsafe.
+    """
+    from voxscale.data.build import store_root
+    from voxscale.data.doctor import examine_dataset
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.report.diagnosis import render_diagnosis
+
+    settled = _config_or_data(config, overrides)
+    root = store_root(settled.data, os.environ)
+    diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus)
+    _show(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
+    if not diagnosis.is_safe:
+        raise typer.Exit(3)
+
+
+@app.command()
+def show(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    case: Annotated[str | None, typer.Option(metavar="ID", help="Which case; default: the first.")] = None,
+    augmented: Annotated[bool, typer.Option("--augmented", help="Draw augmented patches of it.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, or a .gif that scrolls.")] = Path("case.png"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw a case as it will be trained on, labels in colour.
+
+    A .png shows the slices through the middle of what is labelled, a .gif scrolls through the volume.
+    """
+    from voxscale.data.show import choose_case, draw_augmented, draw_case, read_prepared, save_pictures
+    from voxscale.launch.folder import load_cases
+
+    settled = _config_or_data(config, overrides)
+    manifest = load_cases(settled, os.environ, threads=1)
+    chosen = choose_case(manifest, case, out)
+    prepared = read_prepared(chosen, manifest, settled)
+    pictures = draw_augmented(prepared, settled) if augmented else draw_case(prepared, manifest.channels)
+    save_pictures(pictures, out)
+    _show(
+        as_json,
+        {"case": chosen.id, "file": str(out), "shape": prepared.geometry.size},
+        f"case {chosen.id}: wrote {out}",
+    )
+
+
+@app.command()
+def prepare(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A config, or data.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every chunk; rebuild what is damaged.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List prepared datasets and their sizes.")] = False,
+    prune: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Delete those that were not used for so many days.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prepare the cases ahead of training; list and prune what was prepared.
 
     An interrupted build goes on where it was. `voxscale train` does this by itself.
     """
+    from voxscale.data.build import default_store, rebuild_damaged, store_root
+    from voxscale.data.shelf import list_stores, prune_stores, render_stores
+    from voxscale.errors import ConfigError
     from voxscale.launch.folder import load_cases, prepare_cases
     from voxscale.launch.machine import look_at_machine
 
-    settled, cpus = _config_or_data(config, overrides), look_at_machine().cpus
-    store = prepare_cases(load_cases(settled, threads=cpus), settled, os.environ, threads=cpus)
+    settled = _config_or_data(config, overrides) if config is not None else None
+    root = store_root(settled.data, os.environ) if settled is not None else default_store(os.environ)
+    if list_them or prune is not None:
+        found = prune_stores(root, idle_days=prune) if prune is not None else list_stores(root)
+        done = "deleted" if prune is not None else "stores"
+        _show(as_json, {"root": str(root), done: [item.as_json() for item in found]}, render_stores(found, root, done))
+        return
+    if settled is None:
+        raise ConfigError("prepare: found no CONFIG", fix="give a config or data, or --list or --prune DAYS")
+    cpus = look_at_machine().cpus
+    manifest = load_cases(settled, os.environ, threads=cpus)
+    store = prepare_cases(manifest, settled, os.environ, threads=cpus)
+    rebuilt = rebuild_damaged(store, root, threads=cpus) if verify else []
+    if rebuilt:
+        store = prepare_cases(manifest, settled, os.environ, threads=cpus)
     _show(
         as_json,
         {
             "store": str(store.folder),
-            "cases": len(store.entries),
+            "cases": len(store),
             "channels": store.channels,
             "labels": store.labels,
+            **({"rebuilt": rebuilt} if verify else {}),
         },
-        f"{len(store.entries)} cases ready in {store.folder}",
+        f"{len(store)} cases ready in {store.folder}"
+        + (f"; {len(rebuilt)} were damaged and rebuilt" if rebuilt else ""),
     )
 
 
@@ -147,6 +231,9 @@ def train(
     no_start: Annotated[
         bool, typer.Option("--no-start", help="Write the run folder and print the lines to start it by hand.")
     ] = False,
+    folds: Annotated[
+        Literal["all"] | None, typer.Option(help="Train every fold of data.split, each into DIR/fold-N.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -160,6 +247,9 @@ def train(
     root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
     if dry_run or no_start:
         _show_commands(settled, root, devices=devices, fresh=fresh, write=no_start, as_json=as_json)
+        return
+    if folds is not None:
+        _train_folds(settled, root, devices=devices, fresh=fresh, as_json=as_json)
         return
     opened = _train(settled, root, devices=devices, fresh=fresh)
     metrics = read_json(opened.run.metrics)
@@ -280,10 +370,12 @@ def _raise_signalled(number: int, frame: FrameType | None) -> None:
 
 def _config_or_data(path: Path, overrides: list[str] | None) -> Config:
     from voxscale.config.load import make_config, read_config
-    from voxscale.data.guess import guess_config
+    from voxscale.data.build import default_store
+    from voxscale.data.guess import guess_config, is_data
 
-    if path.is_dir():
-        return make_config(guess_config(path), overrides or (), name=str(path), base=Path())
+    if is_data(path):
+        content = guess_config(path, default_store(os.environ))
+        return make_config(content, overrides or (), name=str(path), base=Path())
     return read_config(path, overrides or ())
 
 
@@ -305,6 +397,33 @@ def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRu
     )
     train_local(opened.run, opened.devices, os.environ)
     return opened
+
+
+def _train_folds(config: Config, root: Path, *, devices: str, fresh: bool, as_json: bool) -> None:
+    import statistics
+
+    from voxscale.config.load import with_fold
+    from voxscale.data.split import num_folds
+    from voxscale.errors import ConfigError
+    from voxscale.files import read_json
+
+    count = num_folds(config.data.split)
+    if count == 1:
+        raise ConfigError(
+            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
+        )
+    runs = []
+    for fold in range(1, count + 1):
+        _note(config, f"fold {fold} of {count}")
+        opened = _train(with_fold(config, fold), root / f"fold-{fold}", devices=devices, fresh=fresh)
+        runs.append({"fold": fold, "run": str(opened.run.root), **read_json(opened.run.metrics)})
+    values = [run["best"]["value"] for run in runs if run.get("best")]
+    mean, std = statistics.fmean(values), statistics.pstdev(values)
+    _show(
+        as_json,
+        {"metric": config.validation.metric, "mean": mean, "std": std, "folds": runs},
+        f"{config.validation.metric} over {count} folds: {mean:.4f} ± {std:.4f}, run folders in {root}",
+    )
 
 
 def _show_commands(config: Config, root: Path, *, devices: str, fresh: bool, write: bool, as_json: bool) -> None:

@@ -122,7 +122,7 @@ def test_missing_source_is_named() -> None:
             "window [3.0, 1.0]: expected the lower bound first",
         ),
         ({"data": {"source": "d", "regions": {"mean": [1]}}}, "region 'mean': expected letters"),
-        ({"augment": "heavy"}, "c.yaml: augment: found 'heavy'; expected none, light or a list of transforms"),
+        ({"augment": "heavy"}, "c.yaml: augment: found 'heavy'; expected none, light, full or a list of transforms"),
     ],
 )
 def test_rules_across_fields(content: dict[str, Any], expected: str) -> None:

@@ -4,164 +4,263 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import nibabel as nib
-import numpy as np
 import pytest
 
-from voxscale.data.formats import FORMATS, detect_format, find_cases
-from voxscale.errors import DataError
+from layouts import LAYOUTS, Layout, mutants, save_volume
+from voxscale.config.schema import Data
+from voxscale.data.cases import Manifest
+from voxscale.data.formats import FORMATS, detect_format, find_cases, load_manifest
+from voxscale.errors import ConfigError, DataError
 
 
-def _save(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nib.save(nib.Nifti1Image(np.zeros((2, 2, 2), np.uint8), np.eye(4)), path)
+@dataclass(frozen=True)
+class Dataset:
+    """A layout as it lies in `folder`; `source` is what a user names."""
 
+    layout: Layout
+    folder: Path
+    source: Path
 
-def _pairs(image: str, label: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        for case in ("a1", "b2", "c3"):
-            _save(folder / image.format(case))
-            _save(folder / label.format(case))
+    def load(self, format: str = "auto", **fields: object) -> Manifest:
+        data = Data.model_validate({"source": str(self.source), "format": format, **fields})
+        return load_manifest(data, self.folder.parent / "scratch")
 
-    return make
+    def find(self, format: str = "auto") -> Manifest:
+        data = Data.model_validate({"source": str(self.source), "format": format})
+        return find_cases(data, self.folder.parent / "scratch")
 
-
-def _decathlon(prefix: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        task = folder / prefix
-        pairs = [(f"./imagesTr/{case}.nii.gz", f"./labelsTr/{case}.nii.gz") for case in ("b2", "a1", "c3")]
-        for path in (path for pair in pairs for path in pair):
-            _save(task / path)
-        hidden = [("./imagesTr/._a1.nii.gz", "./labelsTr/._a1.nii.gz")]
-        training = [{"image": image, "label": label} for image, label in [*pairs, *hidden]]
-        (task / "dataset.json").write_text(json.dumps({"labels": {"0": "background"}, "training": training}))
-
-    return make
-
-
-LAYOUTS = {
-    "decathlon: the task": ("decathlon", _decathlon(".")),
-    "decathlon: its parent": ("decathlon", _decathlon("Task09_Spleen")),
-    "pairs: row 0": ("pairs", _pairs("img{}.nii.gz", "seg{}.nii.gz")),
-    "pairs: suffixes": ("pairs", _pairs("{}_image.nii", "{}_mask.nii")),
-    "pairs: folders": ("pairs", _pairs("images/{}.nii.gz", "labels/{}.nii.gz")),
-}
+    @property
+    def manifest(self) -> Path:
+        assert self.layout.manifest is not None
+        return self.folder / self.layout.manifest
 
 
 @pytest.fixture(params=LAYOUTS, ids=LAYOUTS.keys())
-def layout(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    name, make = LAYOUTS[request.param]
-    folder = tmp_path / "data set"
-    make(folder)
-    return name, folder
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    layout = LAYOUTS[request.param]
+    return Dataset(layout, tmp_path / "data set", layout.make(tmp_path / "data set"))
 
 
-def test_every_format_is_covered() -> None:
-    assert {name for name, _ in LAYOUTS.values()} == FORMATS.keys()
+def _make(name: str, tmp_path: Path) -> Dataset:
+    return Dataset(LAYOUTS[name], tmp_path / "data set", LAYOUTS[name].make(tmp_path / "data set"))
 
 
-def test_detected_and_found_in_order(layout: tuple[str, Path]) -> None:
-    name, folder = layout
-    assert detect_format(folder) == name
-    cases = find_cases(folder, "auto")
-    assert [case.id for case in cases] == ["a1", "b2", "c3"]
-    assert cases == find_cases(folder, name)
-    for case in cases:
+def test_every_format_is_covered_and_complete() -> None:
+    assert {layout.format for layout in LAYOUTS.values()} == FORMATS.keys()
+    for module in FORMATS.values():
+        assert "\n" not in module.LAYOUT
+        assert callable(module.detect)
+        assert callable(module.read_manifest)
+
+
+def test_detected_and_found_in_order(dataset: Dataset) -> None:
+    assert detect_format(dataset.source) == dataset.layout.format
+    manifest = dataset.find()
+    assert manifest.findings == ()
+    assert tuple(case.id for case in manifest.cases) == dataset.layout.ids
+    assert manifest == dataset.find(dataset.layout.format)
+    for case in manifest.cases:
         assert case.label is not None
-        assert case.label.exists()
-        assert all(path.exists() for path in case.images)
-        assert case.id in case.images[0].name
-        assert case.id in case.label.name
-        assert case.patient
+        assert all(path.is_file() for path in case.files)
+        name = case.id.split("-")[0].removeprefix("img")
+        assert all(name in path.name for path in case.files)
+        assert case.patient == case.id
 
 
-def test_hidden_files_do_not_count(layout: tuple[str, Path]) -> None:
-    _, folder = layout
-    for path in list(folder.rglob("*.nii*")):
+def test_hidden_files_do_not_count(dataset: Dataset) -> None:
+    for path in [path for path in dataset.folder.rglob("*") if path.is_file()]:
         (path.parent / f"._{path.name}").write_bytes(b"junk")
-    assert len(find_cases(folder, "auto")) == 3
+    manifest = dataset.find()
+    assert tuple(case.id for case in manifest.cases) == dataset.layout.ids
+    assert manifest.findings == ()
 
 
-def test_all_strays_are_named_at_once(layout: tuple[str, Path]) -> None:
-    _, folder = layout
-    files = sorted(path for path in folder.rglob("*.nii*"))
-    for path in files:
-        if ("a1" in path.name and path in _labels(files)) or ("b2" in path.name and path not in _labels(files)):
+def test_all_faults_are_named_at_once_and_the_rest_is_kept(dataset: Dataset) -> None:
+    """The label of one case and the image of another are gone, or for shards both are cut off."""
+    if dataset.layout.format == "tfrecord":
+        gone = sorted(dataset.folder.glob("*.tfrecord"))
+        for path in gone:
+            path.write_bytes(path.read_bytes()[:-1])
+        kept: tuple[str, ...] = ()
+    else:
+        files = list(dataset.folder.rglob("*.nii*"))
+        gone = [p for p in files if ("a1" in p.name and _is_label(p)) or ("b2" in p.name and not _is_label(p))]
+        for path in gone:
             path.unlink()
+        kept = dataset.layout.ids[2:]
+    manifest = dataset.load()
+    assert tuple(case.id for case in manifest.cases) == kept
+    errors = [finding for finding in manifest.findings if finding.level == "error"]
     with pytest.raises(DataError) as caught:
-        find_cases(folder, "auto")
-    first, second = sorted(caught.value.message.splitlines(), key=lambda line: "b2" in line)
-    assert re.search("a1.* has no label|labelsTr/a1.nii.gz is missing", first)
-    assert re.search("b2.* has no image|imagesTr/b2.nii.gz is missing", second)
+        dataset.find()
+    lines = caught.value.message.splitlines()
+    assert len(lines) == len(errors) >= 2
+    for key in ("train_0", "valid_0") if dataset.layout.format == "tfrecord" else ("a1", "b2"):
+        assert [line for line in lines if re.search(rf"{key}.*: found .*, expected ", line)], (key, lines)
+    assert caught.value.fix
 
 
-def _labels(files: list[Path]) -> list[Path]:
-    return [
-        path
-        for path in files
-        if any(word in str(path.relative_to(path.parents[1])) for word in ("seg", "mask", "labels"))
-    ]
+def _is_label(path: Path) -> bool:
+    return any(word in f"{path.parent.name}/{path.name}" for word in ("seg", "mask", "labels"))
 
 
-def test_two_files_for_one_case_and_unknown_volumes_are_named(tmp_path: Path) -> None:
-    for name in ("img0.nii.gz", "scan0.nii", "seg0.nii.gz", "foo.nii.gz"):
-        _save(tmp_path / name)
-    with pytest.raises(DataError) as caught:
-        find_cases(tmp_path, "pairs")
-    assert caught.value.message.splitlines() == [
-        f"{tmp_path.name}: foo.nii.gz is neither image nor label",
-        f"{tmp_path.name}: case 0 has 2 images: img0.nii.gz, scan0.nii",
-    ]
+def test_findings_do_not_tell_where_the_data_lies(dataset: Dataset) -> None:
+    for path in [path for path in dataset.folder.rglob("*") if path.name.endswith((".nii", ".nii.gz"))]:
+        path.unlink()
+        path.mkdir()
+    for finding in dataset.load().findings if dataset.layout.format != "tfrecord" else ():
+        assert str(dataset.folder) not in "".join(finding.as_json().values())
+        assert "a folder" in finding.found or finding.code == "missing-label"
+        assert finding.file
 
 
-@pytest.mark.parametrize("listed", ["../out.nii.gz", "/etc/passwd", 3, None])
-def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, listed: object) -> None:
-    _decathlon(".")(tmp_path)
-    content = json.loads((tmp_path / "dataset.json").read_text())
-    content["training"][1]["image"] = listed
-    (tmp_path / "dataset.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="dataset.json: training case 2"):
-        find_cases(tmp_path, "auto")
+def test_patients_are_a_part_of_the_id(dataset: Dataset) -> None:
+    first, *others = dataset.layout.ids
+    manifest = dataset.load(patient=f"^({first[:-1]}){first[-1]}$")
+    assert {case.id: case.patient for case in manifest.cases} == {first: first[:-1]}
+    assert [(finding.code, finding.case) for finding in manifest.findings] == [("no-patient", id) for id in others]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"training": 3}', '{"training": []}', '{"training": [3]}'])
-def test_a_damaged_manifest_is_named(tmp_path: Path, content: str) -> None:
-    _decathlon(".")(tmp_path)
-    (tmp_path / "dataset.json").write_text(content)
-    with pytest.raises(DataError, match="dataset.json"):
-        find_cases(tmp_path, "decathlon")
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.manifest])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\x80\x81\xfe\0rubbish", b"[" * 100_000], ids=range(5))
+def test_a_damaged_manifest_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    dataset = _make(name, tmp_path)
+    dataset.manifest.write_bytes(content)
+    if dataset.layout.format == "tfrecord" and not content:
+        assert [finding.code for finding in dataset.load().findings] == ["empty-shard"]
+        return
+    with pytest.raises(DataError, match=re.escape(dataset.manifest.name)):
+        dataset.find(dataset.layout.format)
 
 
-def test_a_case_listed_twice_is_named(tmp_path: Path) -> None:
-    _decathlon(".")(tmp_path)
-    content = json.loads((tmp_path / "dataset.json").read_text())
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.manifest])
+def test_damage_of_any_kind_never_gives_a_traceback(name: str, tmp_path: Path) -> None:
+    dataset = _make(name, tmp_path)
+    sound = dataset.manifest.read_bytes()
+    refused = 0
+    for damaged in mutants(sound, 240, seed=len(name)):
+        dataset.manifest.write_bytes(damaged)
+        for format in ("auto", dataset.layout.format):
+            try:
+                manifest = dataset.find(format)
+                assert all(
+                    path.is_file() and path.is_relative_to(dataset.folder) for c in manifest.cases for path in c.files
+                )
+            except DataError as error:
+                refused += 1
+                assert error.message
+                assert error.fix
+    assert refused > 40
+
+
+@pytest.mark.parametrize("name", ["decathlon: the task", "decathlon: its parent", "list: the file", "list: its folder"])
+@pytest.mark.parametrize(
+    "listed", ["../out.nii.gz", "/etc/passwd", "imagesTr/../../x.nii.gz", 3, None, "", [], ["../x"]]
+)
+@pytest.mark.parametrize("key", ["image", "label"])
+def test_a_manifest_cannot_lead_out_of_its_folder(name: str, listed: object, key: str, tmp_path: Path) -> None:
+    dataset = _make(name, tmp_path)
+    content = json.loads(dataset.manifest.read_text())
+    content["training"][1][key] = listed
+    dataset.manifest.write_text(json.dumps(content))
+    (finding,) = dataset.load().findings
+    leads_out = (listed == ["../x"] and key == "image") or (isinstance(listed, str) and listed != "")
+    assert finding.code == ("outside-root" if leads_out else "bad-row")
+    assert finding.found.startswith("training case 2: ")
+    assert dataset.manifest.name in finding.file
+    assert len(dataset.load().cases) == 2
+
+
+@pytest.mark.parametrize("name", ["decathlon: the task", "list: the file"])
+def test_a_case_listed_twice_is_named(name: str, tmp_path: Path) -> None:
+    dataset = _make(name, tmp_path)
+    content = json.loads(dataset.manifest.read_text())
     content["training"].append(content["training"][0])
-    (tmp_path / "dataset.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="case b2 is listed 2 times"):
-        find_cases(tmp_path, "auto")
+    dataset.manifest.write_text(json.dumps(content))
+    (finding,) = dataset.load().findings
+    assert (finding.code, finding.case) == ("duplicate-case", dataset.layout.ids[1])
+    assert tuple(case.id for case in dataset.load().cases) == dataset.layout.ids
 
 
-@pytest.mark.parametrize("case", ["..", "a\nb", "a\udcffb"], ids=["dots", "newline", "not UTF-8"])
+@pytest.mark.parametrize("case", ["..", "a\nb", "a\udcffb", "x" * 201], ids=["dots", "newline", "not UTF-8", "long"])
 def test_what_cannot_name_a_case_is_refused(tmp_path: Path, case: str) -> None:
     for kind in ("img", "seg"):
-        _save(tmp_path / "v.nii")
+        save_volume(tmp_path / "v.nii")
         (tmp_path / "v.nii").rename(tmp_path / f"{kind}_{case}.nii")
+    manifest = load_manifest(Data(source=str(tmp_path), format="pairs"), tmp_path)
+    (finding,) = manifest.findings
+    assert (finding.code, manifest.cases) == ("bad-name", [])
+    assert str(finding).isprintable()
     with pytest.raises(DataError, match="cannot name a case"):
-        find_cases(tmp_path, "pairs")
+        find_cases(Data(source=str(tmp_path), format="pairs"), tmp_path)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_missing_empty_and_foreign_folders(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
-        find_cases(tmp_path / "absent", "auto")
-    (tmp_path / "empty").mkdir()
+def test_missing_empty_and_foreign_sources(name: str, tmp_path: Path) -> None:
+    def find(source: Path, format: str = "auto") -> Manifest:
+        return find_cases(Data.model_validate({"source": str(source), "format": format}), tmp_path / "scratch")
+
+    for format in ("auto", name):
+        with pytest.raises(DataError, match="no such file or folder"):
+            find(tmp_path / "absent", format)
+        with pytest.raises(DataError, match="cannot be read: File name too long"):
+            find(tmp_path / ("x" * 300), format)
+    folder = tmp_path / "empty"
+    folder.mkdir()
     with pytest.raises(DataError, match="the folder is empty"):
-        find_cases(tmp_path / "empty", "auto")
-    (tmp_path / "empty" / "notes.txt").write_text("x")
+        find(folder)
+    (folder / "notes.txt").write_text("x")
     with pytest.raises(DataError, match="found no known layout"):
-        find_cases(tmp_path / "empty", "auto")
-    with pytest.raises(DataError):
-        find_cases(tmp_path / "empty", name)
+        find(folder)
+    for source in (folder, folder / "notes.txt", Path("/dev/null")):
+        with pytest.raises(DataError):
+            find(source, name)
+
+
+def test_folders_in_place_of_files(dataset: Dataset) -> None:
+    if dataset.layout.manifest is not None:
+        dataset.manifest.unlink()
+        dataset.manifest.mkdir()
+    if dataset.layout.format == "tfrecord":
+        assert [finding.code for finding in dataset.load().findings] == ["missing-file"]
+    elif dataset.layout.manifest is not None:
+        with pytest.raises(DataError):
+            dataset.find(dataset.layout.format)
+    else:
+        volume = min(dataset.folder.rglob("*.nii*"))
+        volume.unlink()
+        volume.mkdir()
+        (finding,) = dataset.load().findings
+        assert (finding.code, finding.found, finding.file) == (
+            "missing-file",
+            "a folder",
+            volume.relative_to(dataset.folder).as_posix(),
+        )
+
+
+def test_settings_of_another_format_are_refused(dataset: Dataset) -> None:
+    if dataset.layout.format != "pairs":
+        with pytest.raises(ConfigError, match="data.pattern"):
+            dataset.load(dataset.layout.format, pattern={"image": "{case}_i.nii", "label": "{case}_l.nii"})
+    if dataset.layout.format != "table":
+        with pytest.raises(ConfigError, match="data.columns"):
+            dataset.load(columns={"image": "scan"})
+
+
+@pytest.mark.parametrize("name", ["decathlon: its parent", "nnunet: its parent"])
+def test_several_datasets_side_by_side_are_named(name: str, tmp_path: Path) -> None:
+    dataset = _make(name, tmp_path)
+    second = dataset.manifest.parent.rename(dataset.folder / "Second")
+    LAYOUTS[name].make(dataset.folder)
+    for format in ("auto", dataset.layout.format):
+        with pytest.raises(DataError, match=f"found 2 datasets: .*{second.name}"):
+            dataset.find(format)
+
+
+def test_a_damaged_list_is_named_where_nothing_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "dataset_0.json").write_text('{"training": [{"image"')
+    with pytest.raises(DataError, match="dataset_0.json: cannot be read"):
+        detect_format(tmp_path)

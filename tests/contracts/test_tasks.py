@@ -10,8 +10,9 @@ import torch
 
 from conftest import tiny_config
 from voxscale.config.load import make_config
+from voxscale.data.build import prepare
 from voxscale.data.formats import find_cases
-from voxscale.data.store import Store, prepare
+from voxscale.data.store import Store
 from voxscale.errors import ConfigError
 from voxscale.tasks import TASKS, Task, build_task
 
@@ -26,7 +27,8 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def store(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     config = make_config(tiny_config(dataset), name="tiny", base=Path())
-    return prepare(find_cases(dataset, "pairs"), config.data, tmp_path_factory.mktemp("store"))
+    root = tmp_path_factory.mktemp("store")
+    return prepare(find_cases(config.data, root), config.data, root, patch=None)
 
 
 @pytest.fixture(params=VARIANTS, ids=VARIANTS.keys())

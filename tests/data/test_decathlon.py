@@ -12,6 +12,9 @@ import pytest
 
 from conftest import Cli
 from voxscale.checkpoint import load_checkpoint
+from voxscale.config.schema import Data
+from voxscale.data.formats import find_cases
+from voxscale.errors import DataError
 
 
 @pytest.fixture
@@ -29,8 +32,40 @@ def task(tmp_path: Path) -> Path:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             nib.save(nib.Nifti1Image(voxels, np.eye(4)), folder / path)
         training.append(entry)
-    (folder / "dataset.json").write_text(json.dumps({"name": "BRATS", "training": training}))
+    content = {
+        "name": "BRATS",
+        "modality": {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"},
+        "labels": {"0": "background", "1": "edema", "2": "non-enhancing tumor", "3": "enhancing tumour"},
+        "training": training,
+    }
+    (folder / "dataset.json").write_text(json.dumps(content))
     return folder
+
+
+def test_labels_and_modalities_are_those_of_dataset_json(task: Path, tmp_path: Path) -> None:
+    manifest = find_cases(Data(source=str(task)), tmp_path)
+    assert manifest.channels == ("FLAIR", "T1w", "t1gd", "T2w")
+    assert manifest.labels == {0: "background", 1: "edema", 2: "non-enhancing tumor", 3: "enhancing tumour"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("labels", [0, 1]),
+        ("labels", {"tumour": 256}),
+        ("labels", {"tumour": 10**30}),
+        ("labels", {"tumour": True}),
+        ("labels", {"-1": "tumour"}),
+        ("modality", {"1": "CT"}),
+        ("modality", {"0": 3}),
+        ("modality", "CT"),
+    ],
+)
+def test_odd_declarations_are_named(task: Path, tmp_path: Path, field: str, value: object) -> None:
+    content = json.loads((task / "dataset.json").read_text())
+    (task / "dataset.json").write_text(json.dumps({**content, field: value}))
+    with pytest.raises(DataError, match=rf"dataset.json: {field}: found .*, expected "):
+        find_cases(Data(source=str(task)), tmp_path)
 
 
 def test_four_modalities_and_three_regions(cli_here: Cli, task: Path, tmp_path: Path) -> None:

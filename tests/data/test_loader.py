@@ -1,101 +1,214 @@
-"""What ranks read, put together, is what one rank reads: bit for bit, with any number of threads."""
+"""What ranks read, put together, is what one rank reads: bit for bit, with any number of threads, from any cache."""
 
 from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import tiny_config
 from voxscale.config.load import make_config
+from voxscale.config.schema import Config
+from voxscale.data.build import prepare
+from voxscale.data.cache import FromDevice, FromHost, FromStore, Source, sweep_shared_memory
 from voxscale.data.formats import find_cases
 from voxscale.data.loader import Batch, PatchLoader
-from voxscale.data.sampler import PatchSampler
-from voxscale.data.store import Store, prepare
+from voxscale.data.sampler import PatchSampler, Stream
+from voxscale.data.store import Store
+from voxscale.errors import DataError, InfrastructureError
 from voxscale.plan.plan import make_stream, split_batch
 
 STEPS = (1, 20)
+ROWS = np.arange(11, dtype=np.int32)  # 22 patches in batches of 8: a short last batch
+
+Sampled = tuple[str, tuple[int, int, int], torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def store(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     config = make_config(tiny_config(dataset), name="tiny", base=Path())
-    return prepare(find_cases(dataset, "pairs"), config.data, tmp_path_factory.mktemp("store"), threads=2)
+    root = tmp_path_factory.mktemp("store")
+    return prepare(find_cases(config.data, root), config.data, root, patch=(16, 16, 16), threads=2)
+
+
+def configure(dataset: Path, **fields: Any) -> Config:
+    return make_config(tiny_config(dataset, **{"train__batch": 8, **fields}), name="tiny", base=Path())
+
+
+def make_source(where: str, store: Store, stream: Stream, rank: int, root: Path) -> Source:
+    def held(epoch: int) -> Any:
+        return ROWS[stream.held(epoch, rank)]
+
+    if where == "host":
+        return FromHost(store, held, "test", root=root)
+    return FromDevice(store, held, torch.device("cpu")) if where == "device" else FromStore(store)
 
 
 def read(
-    store: Store, dataset: Path, rank: int, world_size: int, *, size: int, workers: int, augment: str = "light"
-) -> list[list[Batch]]:
-    content = tiny_config(dataset, patches__size=[size] * 3, train__batch=8, augment=augment)
-    config = make_config(content, name="tiny", base=Path())
-    cases = sorted(store.entries)[:11]  # 22 patches in batches of 8: a short last batch
-    sampler = PatchSampler(make_stream(config, len(cases)), store, cases, config.patches.size, 0.5)
-    micro_batch, _ = split_batch(8, world_size, 2)
+    store: Store,
+    config: Config,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    workers: int = 1,
+    root: Path = Path(),
+    steps: tuple[int, int] = STEPS,
+) -> list[list[list[Sampled]]]:
+    """Steps of micro-batches of samples, copied out of the memory that the loader uses again."""
+    stream = make_stream(config, len(ROWS), world_size)
+    size: Any = config.patches.size
     loader = PatchLoader(
-        sampler=sampler,
+        sampler=PatchSampler(stream, store, ROWS, size, 0.5),
         store=store,
-        size=config.patches.size,
+        source=make_source(config.data.cache.where, store, stream, rank, root),
+        size=size,
         transforms=config.augment,
         rank=rank,
         world_size=world_size,
-        micro_batch=micro_batch,
+        micro_batch=split_batch(8, world_size, 2)[0],
         device=torch.device("cpu"),
         workers=workers,
         prefetch=workers + 1,
         pin_memory=False,
     )
-    return list(loader.steps(*STEPS))
+    return [[_samples(batch) for batch in batches] for batches in loader.steps(*steps)]
 
 
-def flattened(steps: list[list[Batch]]) -> list[list[tuple[str, tuple[int, int, int], torch.Tensor, torch.Tensor]]]:
+def _samples(batch: Batch) -> list[Sampled]:
+    assert len(batch.image) == len(batch.label) == len(batch.cases) >= max(1, batch.num_real)
+    assert torch.isfinite(batch.image).all()
     return [
-        [
-            (batch.cases[row], batch.starts[row], batch.image[row], batch.label[row])
-            for batch in step
-            for row in range(batch.num_real)
-        ]
-        for step in steps
+        (batch.cases[row], batch.starts[row], batch.image[row].clone(), batch.label[row].clone())
+        for row in range(batch.num_real)
     ]
 
 
-@pytest.mark.parametrize("size", [16, 32], ids=["inside the volume", "larger than the volume"])
+def same(first: Sampled, second: Sampled) -> bool:
+    return first[:2] == second[:2] and torch.equal(first[2], second[2]) and torch.equal(first[3], second[3])
+
+
+def flat(steps: list[list[list[Sampled]]]) -> list[list[Sampled]]:
+    return [list(chain.from_iterable(batches)) for batches in steps]
+
+
+@pytest.mark.parametrize("augment", ["light", "full"])
+@pytest.mark.parametrize("size", [16, 32], ids=["patch", "larger than the case"])
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_stream_is_the_same_at_any_world_size(store: Store, dataset: Path, world_size: int, size: int) -> None:
-    alone = flattened(read(store, dataset, 0, 1, size=size, workers=1))
-    ranks = [read(store, dataset, rank, world_size, size=size, workers=3) for rank in range(world_size)]
-    together = [list(chain(*parts)) for parts in zip(*map(flattened, ranks), strict=True)]
-    assert len(alone) == len(together) == STEPS[1]
-    for one, other in zip(alone, together, strict=True):
-        assert [sample[:2] for sample in one] == [sample[:2] for sample in other]
-        for (_, _, image, label), (_, _, other_image, other_label) in zip(one, other, strict=True):
-            assert torch.equal(image, other_image)
-            assert torch.equal(label, other_label)
-    assert all(len({len(rank[step]) for rank in ranks}) == 1 for step in range(STEPS[1])), "ranks would wait for ever"
+def test_ranks_together_read_what_one_reads(
+    world_size: int, size: int, augment: str, store: Store, dataset: Path
+) -> None:
+    config = configure(dataset, patches__size=[size] * 3, augment=augment)
+    alone = flat(read(store, config))
+    ranks = [flat(read(store, config, rank, world_size, workers=rank % 3 + 1)) for rank in range(world_size)]
+    for step, expected in enumerate(alone):
+        together = [sample for rank in ranks for sample in rank[step]]
+        assert len(together) == len(expected)
+        assert all(same(*pair) for pair in zip(together, expected, strict=True))
 
 
-def test_a_rank_without_samples_gets_one_that_does_not_count(store: Store, dataset: Path) -> None:
-    ranks = [read(store, dataset, rank, 8, size=16, workers=1) for rank in range(8)]
-    short = [[batch.num_real for batch in rank[2]] for rank in ranks]  # step 3 has 6 patches for 8 ranks
-    assert sum(map(sum, short)) == 6
-    assert all(len(batch.image) == 1 for rank in ranks for batch in rank[2])
+def test_every_rank_takes_part_in_every_micro_step(store: Store, dataset: Path) -> None:
+    config = configure(dataset, patches__size=[16] * 3)
+    ranks = [read(store, config, rank, 4) for rank in range(4)]
+    for batches in zip(*ranks, strict=True):
+        assert len({len(rank) for rank in batches}) == 1
 
 
-def test_patches_show_the_case_and_pad_with_zeros(store: Store, dataset: Path) -> None:
-    for batch, *_ in read(store, dataset, 0, 1, size=32, workers=1, augment="none")[:2]:
-        assert batch.image.shape[1:] == (1, 32, 32, 32)
-        for row, case in enumerate(batch.cases):
-            image_cxyz, label_xyz = store.read_whole(case)
-            assert torch.equal(batch.image[row, :, :24, :24, :16], torch.from_numpy(image_cxyz))
-            assert torch.equal(batch.label[row, :24, :24, :16], torch.from_numpy(label_xyz))
-            assert batch.image[row].count_nonzero() == (image_cxyz != 0).sum(), "the rest is not zero"
+def test_a_start_in_the_middle_reads_on(store: Store, dataset: Path) -> None:
+    config = configure(dataset, patches__size=[16] * 3, augment="full")
+    whole, rest = flat(read(store, config)), flat(read(store, config, steps=(7, 20)))
+    assert all(same(*pair) for step in zip(whole[6:], rest, strict=True) for pair in zip(*step, strict=True))
 
 
-def test_foreground_patches_show_foreground(store: Store, dataset: Path) -> None:
-    config = make_config(tiny_config(dataset), name="tiny", base=Path())
-    sampler = PatchSampler(make_stream(config, 12), store, sorted(store.entries), (8, 8, 8), 1.0)
-    for position in range(24):
-        sample = sampler.sample(1, position)
-        x, y, z = sample.start
-        assert store.read_label(sample.case, (slice(x, x + 8), slice(y, y + 8), slice(z, z + 8))).any()
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_where_patches_are_cut_from_changes_nothing(
+    where: str, rate: float, store: Store, dataset: Path, tmp_path: Path
+) -> None:
+    plain = configure(dataset, patches__size=[16] * 3, augment="full")
+    cached = configure(dataset, patches__size=[16] * 3, augment="full", data__cache={"where": where, "rate": rate})
+    expected, found = flat(read(store, plain)), flat(read(store, cached, workers=3, root=tmp_path))
+    assert all(same(*pair) for step in zip(expected, found, strict=True) for pair in zip(*step, strict=True))
+    assert list(tmp_path.iterdir()) == [], "shared memory was left behind"
+
+
+@pytest.mark.parametrize("where", ["store", "host", "device"])
+def test_a_rotating_cache_shows_every_case(where: str, store: Store, dataset: Path, tmp_path: Path) -> None:
+    cache = {"where": where, "rate": 0.4, "replace": 0.5}
+    config = configure(dataset, patches__size=[16] * 3, data__cache=cache, train__epochs=9)
+    stream = make_stream(config, len(ROWS), 1)
+    per_epoch = stream.steps_per_epoch
+    steps = flat(read(store, config, root=tmp_path, steps=(1, per_epoch * stream.epochs_to_see_all)))
+    epochs = [steps[n : n + per_epoch] for n in range(0, len(steps), per_epoch)]
+    seen = [{sample[0] for step in epoch for sample in step} for epoch in epochs]
+    assert all(len(cases) == 4 for cases in seen)
+    assert set.union(*seen) == {store.id(row) for row in ROWS}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_with_cases_of_their_own(store: Store, dataset: Path, tmp_path: Path) -> None:
+    config = configure(dataset, patches__size=[16] * 3, data__cache={"where": "host", "share": "rank"})
+    per_epoch = make_stream(config, len(ROWS), 2).steps_per_epoch
+    ranks = [flat(read(store, config, rank, 2, root=tmp_path, steps=(1, 2 * per_epoch))) for rank in range(2)]
+    own = [{sample[0] for step in rank for sample in step} for rank in ranks]
+    assert not own[0] & own[1]
+    assert own[0] | own[1] == {store.id(row) for row in ROWS}
+    for rank in ranks:
+        for epoch in (rank[:per_epoch], rank[per_epoch:]):
+            visits = [sample[0] for step in epoch for sample in step]
+            assert all(visits.count(case) == config.patches.per_case for case in visits)
+
+
+def test_host_memory_is_shared_and_swept(store: Store, tmp_path: Path) -> None:
+    def held(epoch: int) -> Any:
+        return ROWS
+
+    first, second = (FromHost(store, held, "run", root=tmp_path) for _ in range(2))
+    box = (slice(0, 8),) * 3
+    from voxscale.data.cache import Memory
+
+    image, _ = first.read(3, box, 1, Memory())
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (brought,) = folder.glob("*.raw")
+    before = brought.stat().st_mtime_ns
+    assert torch.equal(second.read(3, box, 1, Memory())[0], image)
+    assert brought.stat().st_mtime_ns == before, "the second rank brought it again"
+    sweep_shared_memory(tmp_path)
+    first.close()
+    second.close()
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "in-use").touch()  # as killed ranks leave it
+    sweep_shared_memory(tmp_path)
+    assert not folder.exists()
+
+
+def test_too_little_shared_memory_is_told_at_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
+    with pytest.raises(InfrastructureError, match="MB of shared memory"):
+        FromHost(store, lambda epoch: ROWS, "run", root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_chunk_is_named(store: Store, dataset: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from voxscale.data.store import open_store
+
+    shutil.copytree(store.folder, tmp_path / "copy")
+    for path in (tmp_path / "copy").glob("cases/*/image.b2nd"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(DataError, match="store: case .* image.b2nd is damaged: chunk"):
+        read(open_store(tmp_path / "copy"), configure(dataset, patches__size=[16] * 3), workers=2)

@@ -1,93 +1,224 @@
-"""The store: prepared once, whole or not at all, shared, and never stale."""
+"""The store: prepared once, whole or not at all, shared, checked, and never stale."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 
-from conftest import tiny_config
+from conftest import Cli, tiny_config
 from voxscale.config.load import make_config
-from voxscale.config.schema import Data, Intensity
-from voxscale.data.cases import Case
+from voxscale.config.schema import Data, Intensity, Slices
+from voxscale.data.build import PLACES_PER_LABEL, choose_chunks, prepare, rebuild_damaged, store_key
+from voxscale.data.cases import Manifest
 from voxscale.data.formats import find_cases
-from voxscale.data.store import open_store, prepare, store_key
-from voxscale.data.volumes import normalise, read_case
-from voxscale.errors import DataError
+from voxscale.data.preprocess import preprocess
+from voxscale.data.shelf import list_stores, prune_stores, stage_store
+from voxscale.data.store import DamagedStore, Store, open_store
+from voxscale.data.volumes import read_case
+from voxscale.errors import DataError, InfrastructureError
+from voxscale.files import read_json
+
+PATCH = (16, 16, 16)
+
+
+def data_of(source: Path, **fields: Any) -> Data:
+    return make_config(tiny_config(source), name="tiny", base=Path()).data.model_copy(update=fields)
 
 
 @pytest.fixture
 def data(dataset: Path) -> Data:
-    return make_config(tiny_config(dataset), name="tiny", base=Path()).data
+    return data_of(dataset)
 
 
 @pytest.fixture
-def cases(dataset: Path) -> list[Case]:
-    return find_cases(dataset, "pairs")
+def manifest(data: Data, tmp_path: Path) -> Manifest:
+    return find_cases(data, tmp_path)
 
 
-def test_what_is_read_is_what_was_prepared(tmp_path: Path, data: Data, cases: list[Case]) -> None:
-    store = prepare(cases, data, tmp_path, threads=2)
-    for case in cases[:3]:
-        image_cxyz, label_xyz = read_case(case.images, case.label, data.orientation)
-        stored_image, stored_label = store.read_whole(case.id)
-        assert np.array_equal(stored_image, normalise(image_cxyz, data.intensity))
-        assert label_xyz is not None
-        assert np.array_equal(stored_label, label_xyz)
-        places = store.voxels(case.id, 1)
-        assert (label_xyz[tuple(places.T)] == 1).all()
-        box = (slice(3, 11), slice(0, 24), slice(5, 6))
-        assert np.array_equal(store.read_image(case.id, box), stored_image[(slice(None), *box)])
+@pytest.fixture
+def store(manifest: Manifest, data: Data, tmp_path: Path) -> Store:
+    return prepare(manifest, data, tmp_path, patch=PATCH, threads=2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"spacing": (2.0, 1.0, 0.8), "crop_foreground": True},
+        {"size": (20, 30, 10), "slices": Slices(z=(2, -1)), "orientation": "LPI"},
+        {"intensity": Intensity(window=(-100, 100))},
+        {"intensity": Intensity()},
+    ],
+    ids=["as it is", "spacing", "size", "window", "raw"],
+)
+def test_what_is_read_is_what_was_prepared(fields: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
+    data = data_of(dataset, **fields)
+    manifest = find_cases(data, tmp_path)
+    store = prepare(manifest, data, tmp_path, patch=PATCH)
+    for row, case in enumerate(manifest.cases[:3]):
+        expected = preprocess(read_case(case), data)
+        assert store.id(row) == case.id
+        assert store.row(case.id) == row
+        assert store.shape(row) == expected.geometry.size
+        assert store.geometry(row) == expected.geometry
+        image, label = store.read_image(row), store.read_label(row)
+        assert np.array_equal(image, expected.image_cxyz.astype(store.dtype))
+        np.testing.assert_allclose(image, expected.image_cxyz, rtol=2**-11, atol=1e-6)
+        assert np.array_equal(label, expected.label_xyz)  # type: ignore[arg-type]
+        x, y, z = (slice(n // 5, n - n // 3) for n in store.shape(row))
+        assert np.array_equal(store.read_image(row, (x, y, z)), image[:, x, y, z])
+        memory = np.empty(10_000_000, np.uint8)
+        assert np.array_equal(store.read_label(row, (x, y, z), into=memory), label[x, y, z])
     assert store.channels == 1
     assert store.labels == (0, 1)
+    assert store.dtype == (np.float32 if data.intensity == Intensity() else np.float16)
 
 
-def test_key_follows_inputs_and_preprocessing(dataset: Path, data: Data, cases: list[Case], tmp_path: Path) -> None:
-    key = store_key(cases, data)
-    assert store_key(cases, data) == key
-    assert store_key(cases[1:], data) != key
-    assert store_key(cases, data.model_copy(update={"intensity": Intensity(zscore="all")})) != key
-    copied = tmp_path / cases[0].images[0].name
-    shutil.copy2(cases[0].images[0], copied)
-    moved = Case(cases[0].id, (copied,), cases[0].label, cases[0].patient)
-    assert store_key([moved, *cases[1:]], data) != key
+def test_the_index_of_places_needs_no_label_scan(store: Store) -> None:
+    for row in range(len(store)):
+        label = store.read_label(row)
+        places = store.places(row, 1)
+        assert (label[tuple(places.T)] == 1).all()
+        assert min(int((label == 1).sum()), PLACES_PER_LABEL) >= len(places) > 0
+        assert store.labels_at(row) == (1,)
+        assert len(store.places(row, 2)) == 0
 
 
-def test_the_digest_follows_contents_alone(dataset: Path, data: Data, cases: list[Case], tmp_path: Path) -> None:
+def test_chunks_follow_the_patch() -> None:
+    assert choose_chunks((240, 240, 155), (128, 128, 128)) == ((64, 64, 155), (16, 16, 155))
+    assert choose_chunks((240, 240, 155), (32, 32, 32)) == ((32, 32, 78), (16, 16, 78))
+    assert choose_chunks((512, 512, 700), (96, 96, 96)) == ((64, 64, 234), (16, 16, 234))
+    assert choose_chunks((20, 10, 3), None) == ((20, 10, 3), (16, 10, 3))
+
+
+def test_key_follows_inputs_and_preprocessing(data: Data, manifest: Manifest, tmp_path: Path) -> None:
+    key = store_key(manifest, data)
+    assert store_key(manifest, data) == key
+    assert store_key(Manifest(manifest.cases[1:]), data) != key
+    for changed in ({"intensity": Intensity(zscore="all")}, {"spacing": (1.0, 1.0, 2.0)}, {"crop_foreground": True}):
+        assert store_key(manifest, data.model_copy(update=changed)) != key
+    assert store_key(manifest, data.model_copy(update={"store": "elsewhere", "regions": None})) == key
+    for path in manifest.cases[0].files:
+        os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    assert store_key(manifest, data) != key
+
+
+def test_the_digest_follows_contents_alone(dataset: Path, data: Data, tmp_path: Path) -> None:
     """Files of one name, size and time of change but other voxels are another dataset; a copy is the same one."""
     for name in ("copy", "other"):
         shutil.copytree(dataset, tmp_path / name)
     changed = tmp_path / "other" / "seg1.nii.gz"
     changed.write_bytes((tmp_path / "other" / "seg2.nii.gz").read_bytes())
-    stores = [
-        prepare(find_cases(folder, "pairs"), data, tmp_path / "store")
-        for folder in (dataset, tmp_path / "copy", tmp_path / "other")
-    ]
+    stores = []
+    for folder in (dataset, tmp_path / "copy", tmp_path / "other"):
+        here = data_of(folder)
+        stores.append(prepare(find_cases(here, tmp_path), here, tmp_path / "store", patch=PATCH))
     assert stores[0].digest == stores[1].digest != stores[2].digest
     assert len({store.folder for store in stores}) == 3
 
 
-def test_a_damaged_index_is_named(data: Data, cases: list[Case], tmp_path: Path) -> None:
-    store = prepare(cases, data, tmp_path)
-    for damaged in ("{", "[]", '{"schema": 1}', "null"):
-        (store.folder / "index.json").write_text(damaged)
-        with pytest.raises(DataError, match="its index is damaged"):
+@pytest.mark.parametrize("damage", ["{", "[]", '{"schema": 2}', "null", ""])
+def test_a_damaged_index_is_named_and_rebuilt(damage: str, store: Store, manifest: Manifest, data: Data) -> None:
+    (store.folder / "index.json").write_text(damage)
+    with pytest.raises(DamagedStore, match="its index is damaged"):
+        open_store(store.folder)
+    again = prepare(manifest, data, store.folder.parent, patch=PATCH)
+    assert again.digest == store.digest
+
+
+@pytest.mark.parametrize("name", ["image.b2nd", "label.b2nd", "places.npy", "case.json"])
+def test_a_cut_or_lost_file_is_noticed_on_open_and_its_case_rebuilt(
+    name: str, store: Store, manifest: Manifest, data: Data
+) -> None:
+    path = store.folder / "cases" / store.id(0) / name
+    image = store.read_image(0)
+    untouched = (store.folder / "cases" / store.id(1)).stat().st_mtime_ns
+    for spoil in (lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+        spoil()
+        with pytest.raises(DamagedStore, match=f"files of 1 cases are cut or gone, e.g. {store.id(0)}"):
             open_store(store.folder)
+        again = prepare(manifest, data, store.folder.parent, patch=PATCH)
+        assert np.array_equal(again.read_image(0), image)
+    assert (store.folder / "cases" / store.id(1)).stat().st_mtime_ns == untouched, "sound cases were rebuilt"
+
+
+def test_no_flipped_bit_goes_unnoticed(store: Store) -> None:
+    """Anywhere in an array file: the read fails and names the case, or what it returns is right."""
+    rng = random.Random(5)
+    noticed = 0
+    for name in ("image.b2nd", "label.b2nd"):
+        path = store.folder / "cases" / store.id(0) / name
+        sound = path.read_bytes()
+        expected = store.read_image(0), store.read_label(0)
+        for _ in range(150):
+            broken = bytearray(sound)
+            broken[rng.randrange(len(sound))] ^= 1 << rng.randrange(8)
+            path.write_bytes(broken)
+            reader = open_store(store.folder)  # one that has not verified anything yet
+            try:
+                found = reader.read_image(0), reader.read_label(0)
+            except DataError as error:
+                noticed += 1
+                assert f"case {store.id(0)}: {name} is damaged" in error.message
+                assert "--verify" in error.fix
+            else:
+                assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
+        path.write_bytes(sound)
+    assert noticed == 300
+
+
+def test_only_chunks_that_are_read_are_checked_and_only_once(dataset: Path, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.mkdir()
+    rng = np.random.default_rng(0)
+    image = rng.normal(size=(100, 40, 40)).astype(np.float32)
+    nib.save(nib.Nifti1Image(image, np.eye(4)), big / "img0.nii.gz")
+    nib.save(nib.Nifti1Image((image > 1).astype(np.uint8), np.eye(4)), big / "seg0.nii.gz")
+    data = data_of(big)
+    store = prepare(find_cases(data, tmp_path), data, tmp_path / "store", patch=PATCH)
+    path = store.folder / "cases" / "0" / "image.b2nd"
+    broken = bytearray(path.read_bytes())
+    broken[-2000] ^= 1  # in the last chunk
+    path.write_bytes(broken)
+    near, far = (slice(0, 10),) * 3, (slice(90, 100), slice(30, 40), slice(30, 40))
+    reader = open_store(store.folder)
+    assert np.isfinite(reader.read_image(0, near)).all()
+    with pytest.raises(DataError, match="chunk .* differs"):
+        reader.read_image(0, far)
+    reader.read_image(0, near)
+
+
+def test_verify_finds_and_rebuilds_what_is_damaged(
+    cli_here: Cli, write_config: Any, dataset: Path, tmp_path: Path
+) -> None:
+    config = write_config(data__store=str(tmp_path / "store"))
+    store = open_store(Path(cli_here("prepare", config, "--json").json["store"]))
+    for row in (2, 5):
+        path = store.folder / "cases" / store.id(row) / "label.b2nd"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    done = cli_here("prepare", config, "--verify", "--json")
+    assert done.json["rebuilt"] == [store.id(2), store.id(5)]
+    assert cli_here("prepare", config, "--verify", "--json").json["rebuilt"] == []
+    assert rebuild_damaged(open_store(store.folder), tmp_path / "store") == []
 
 
 def _prepare_elsewhere(source: str, root: str, queue: multiprocessing.Queue[tuple[int, str]]) -> None:
-    config = make_config(tiny_config(Path(source)), name="tiny", base=Path())
-    store = prepare(find_cases(Path(source), "pairs"), config.data, Path(root))
-    queue.put((len(store.entries), store.folder.name))
+    data = data_of(Path(source))
+    store = prepare(find_cases(data, Path(root)), data, Path(root), patch=PATCH)
+    queue.put((len(store), store.folder.name))
 
 
 def test_two_may_prepare_at_once(dataset: Path, tmp_path: Path) -> None:
@@ -103,17 +234,17 @@ def test_two_may_prepare_at_once(dataset: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [results.pop()[1]]
 
 
-def test_a_killed_build_goes_on_where_it_was(dataset: Path, tmp_path: Path, data: Data, cases: list[Case]) -> None:
+def test_a_killed_build_goes_on_where_it_was(dataset: Path, tmp_path: Path, data: Data, manifest: Manifest) -> None:
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
-        "from test_store import _prepare_elsewhere\nimport queue, time, voxscale.data.store as store\n"
-        "slow = store.read_case\n"
-        "store.read_case = lambda *a: (time.sleep(0.2), slow(*a))[1]\n"
+        "import sys; sys.path.insert(0, sys.argv[3])\n"
+        "from test_store import _prepare_elsewhere\nimport queue, time, voxscale.data.build as build\n"
+        "slow = build.read_case\n"
+        "build.read_case = lambda *a, **k: (time.sleep(0.2), slow(*a, **k))[1]\n"
         "_prepare_elsewhere(sys.argv[1], sys.argv[2], queue.Queue())"
     )
     paths = [str(dataset), str(tmp_path), str(Path(__file__).parent)]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    folder = tmp_path / store_key(cases, data)
+    folder = tmp_path / store_key(manifest, data)
     with subprocess.Popen([sys.executable, "-c", code, *paths], env=environ) as build:
         deadline = time.monotonic() + 60
         while len(list(folder.glob("cases/[!.]*"))) < 3:
@@ -122,55 +253,66 @@ def test_a_killed_build_goes_on_where_it_was(dataset: Path, tmp_path: Path, data
             time.sleep(0.01)
         build.kill()
     finished = {path.name: path.stat().st_mtime_ns for path in folder.glob("cases/[!.]*")}
-    assert 3 <= len(finished) < len(cases)
+    assert 3 <= len(finished) < len(manifest.cases)
     assert not (folder / "index.json").exists()
-    store = prepare(cases, data, tmp_path)
-    assert len(store.entries) == len(cases)
+    assert [shelved.state for shelved in list_stores(tmp_path)] == ["unfinished"]
+    store = prepare(manifest, data, tmp_path, patch=PATCH)
+    assert len(store) == len(manifest.cases)
     assert {name: (folder / "cases" / name).stat().st_mtime_ns for name in finished} == finished, "done work was redone"
     assert not list(folder.glob("cases/.*")), "left over"
 
 
-def test_a_cut_file_is_noticed_on_open(tmp_path: Path, data: Data, cases: list[Case]) -> None:
-    store = prepare(cases, data, tmp_path)
-    path = store.folder / "cases" / cases[0].id / "image.b2nd"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"case {cases[0].id}: image.b2nd has"):
-        open_store(store.folder)
-
-
-def test_all_bad_cases_are_named_at_once(dataset: Path, tmp_path: Path, data: Data) -> None:
-    folder = tmp_path / "bad"
+def test_cases_with_other_channels_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
     folder.mkdir()
-    for path in dataset.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "img1.nii.gz").write_bytes((dataset / "img1.nii.gz").read_bytes()[:-100])
-    image = nib.load(dataset / "img2.nii.gz")
-    holes = np.asarray(image.dataobj, dtype=np.float32)
-    holes[0, 0, 0] = np.nan
-    nib.save(nib.Nifti1Image(holes, image.affine), folder / "img2.nii.gz")
-    nib.save(nib.Nifti1Image(np.zeros((4, 4, 4), np.uint8), image.affine), folder / "seg3.nii.gz")
-    nib.save(nib.Nifti1Image(np.asarray(image.dataobj, np.uint8), image.affine * 2), folder / "seg4.nii.gz")
-    damaged = bytearray((dataset / "seg5.nii.gz").read_bytes())
-    damaged[-6] ^= 1
-    (folder / "seg5.nii.gz").write_bytes(damaged)
-    with pytest.raises(DataError) as caught:
-        prepare(find_cases(folder, "pairs"), data, tmp_path / "store")
-    lines = caught.value.message.splitlines()
-    expected = {
-        "1": "img1.nii.gz: cannot be read",
-        "2": "holds NaN",
-        "3": "seg3.nii.gz: shape (4, 4, 4), expected (24, 24, 16)",
-        "4": "affine differs",
-        "5": "seg5.nii.gz: cannot be read",
-    }
-    assert len(lines) == len(expected)
-    for line in lines:
-        case = line.split(":")[0].removeprefix("case ")
-        assert expected[case] in line
-    assert not list((tmp_path / "store").glob("*/index.json"))
+    for case, channels in (("a", 2), ("b", 2), ("c", 1)):
+        nib.save(nib.Nifti1Image(np.random.rand(8, 8, 8, channels), np.eye(4)), folder / f"img{case}.nii.gz")
+        nib.save(nib.Nifti1Image(np.eye(8, dtype=np.uint8)[None].repeat(8, 0), np.eye(4)), folder / f"seg{case}.nii.gz")
+    data = data_of(folder)
+    with pytest.raises(DataError, match="case c: found 1 channels, expected 2 as in most cases"):
+        prepare(find_cases(data, tmp_path), data, tmp_path / "store", patch=PATCH)
 
 
-def test_index_is_plain_json(tmp_path: Path, data: Data, cases: list[Case]) -> None:
-    index = json.loads((prepare(cases, data, tmp_path).folder / "index.json").read_text())
-    assert index["schema"] == 1
-    assert {row["id"] for row in index["cases"]} == {case.id for case in cases}
+def test_listed_and_pruned_unless_read(store: Store, tmp_path: Path, cli_here: Cli, write_config: Any) -> None:
+    (shelved,) = list_stores(tmp_path)
+    assert (shelved.key, shelved.cases, shelved.source) == (store.folder.name, len(store), "pairs")
+    on_disk = sum(path.stat().st_size for path in store.folder.rglob("cases/*/*"))
+    assert shelved.bytes == on_disk
+    reading = (
+        "import sys; from pathlib import Path; from voxscale.data.store import open_store\n"
+        "store = open_store(Path(sys.argv[1])); print('reading', flush=True); input()"
+    )
+    command = [sys.executable, "-c", reading, str(store.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdin is not None
+        reader.stdout.readline()
+        assert [shelved.state for shelved in list_stores(tmp_path)] == ["in use"]
+        assert prune_stores(tmp_path, idle_days=0) == []
+        reader.stdin.write(b"\n")
+        reader.stdin.close()
+        reader.wait(20)
+    assert prune_stores(tmp_path, idle_days=1) == [], "it was read a moment ago"
+    config = write_config(data__store=str(tmp_path))
+    assert "deleted: 1, " in cli_here("prepare", config, "--prune", "0").out
+    assert cli_here("prepare", config, "--list", "--json").json["stores"] == []
+    assert not store.folder.exists()
+
+
+def test_staged_to_the_nodes_own_disk(store: Store, tmp_path: Path) -> None:
+    staged = stage_store(store, tmp_path / "node")
+    assert staged.folder == tmp_path / "node" / store.folder.name
+    assert np.array_equal(staged.read_image(3), store.read_image(3))
+    before = (staged.folder / "index.json").stat().st_mtime_ns
+    assert (stage_store(store, tmp_path / "node").folder / "index.json").stat().st_mtime_ns == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="data.stage"):
+        stage_store(store, tmp_path / "file")
+
+
+def test_what_a_reader_holds_does_not_grow_with_the_cases(store: Store) -> None:
+    """The index is mapped, not read: its rows are shared by all readers through the page cache."""
+    assert isinstance(store._rows, np.memmap)
+    assert read_json(store.folder / "index.json").keys() == {
+        "schema", "source", "cases", "channels", "labels", "dtype", "digest", "bytes", "index_sha256",
+    }  # fmt: skip

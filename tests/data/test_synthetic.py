@@ -9,9 +9,8 @@ import pytest
 
 from voxscale.config.load import make_config
 from voxscale.config.schema import Synthetic
-from voxscale.data.cases import split_cases
+from voxscale.data.build import prepare
 from voxscale.data.formats import find_cases
-from voxscale.data.store import prepare
 from voxscale.data.synthetic import ensure_synthetic, make_volume
 from voxscale.errors import DataError
 from voxscale.infer.baseline import threshold_dice
@@ -42,6 +41,7 @@ def test_folder_is_made_once_with_row_0_names(tmp_path: Path) -> None:
 def test_a_threshold_does_not_solve_it(tmp_path: Path) -> None:
     ensure_synthetic(tmp_path / "d", Synthetic(cases=12, size=(48, 48, 48)))
     config = make_config({"data": {"source": str(tmp_path / "d")}}, name="c", base=Path())
-    cases = split_cases(find_cases(tmp_path / "d", "auto"), config.data.split)
-    store = prepare(cases, config.data, tmp_path / "store", threads=2)
-    assert 0.2 < threshold_dice(store, cases, cases) < 0.7, "even a threshold chosen on the very cases it is scored on"
+    manifest = find_cases(config.data, tmp_path)
+    store = prepare(manifest, config.data, tmp_path / "store", patch=None, threads=2)
+    dice = threshold_dice(store, manifest.cases, manifest.cases)
+    assert 0.2 < dice < 0.7, "even a threshold chosen on the very cases it is scored on"

@@ -194,7 +194,7 @@ def test_a_case_that_cannot_be_read_ends_all_ranks_with_its_name(
         path.write_bytes(content)
     done = cli_here("train", config, "--run", tmp_path / "run", "--devices", 2)
     assert done.code == 3, done.err
-    assert re.search(r"error: rank \d: case \S+: its prepared volume cannot be read", done.err)
+    assert re.search(r"error: rank \d: store: case \S+: image.b2nd is damaged", done.err)
 
 
 def test_two_runs_in_one_folder(

@@ -101,6 +101,14 @@ def render_config(config: Config) -> str:
     return yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
+def with_fold(config: Config, fold: int) -> Config:
+    """The same config for another fold of its cross-validation."""
+    if config.data.split is None:
+        return config
+    split = config.data.split.model_copy(update={"fold": fold})
+    return config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
+
+
 def differences(asked: Config, held: Config) -> list[str]:
     """Fields that could change the result and in which two configs differ, in words."""
     return [

@@ -18,24 +18,107 @@ from voxscale.config.training import (
     Rotate90,
     Schedule,
     Transform,
+    check_transforms,
 )
 
+Millimetres = Annotated[float, Field(gt=0, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Spacing = tuple[Millimetres, Millimetres, Millimetres]
 Batch = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Split(Section):
-    """Shares of the cases; the rest trains. A patient's cases stay together."""
+class SplitShares(Section):
+    """Shares of the patients, or `folds` equal parts of which the `fold`-th validates; the rest trains.
+
+    What shares its `group` stays together: the patient, or in a table what has the same entry in that column.
+    """
 
     val: Fraction = 0.2
     test: Fraction = 0.0
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    fold: Positive = 1
     seed: int = 0
+    group: str = "patient"
+    stratify: bool = True
 
     @model_validator(mode="after")
     def _leaves_training_cases(self) -> Self:
         if self.val + self.test >= 1:
             raise ValueError(f"val {self.val} + test {self.test} leave no case for training; expected a sum below 1")
+        if self.folds is not None and self.fold > self.folds:
+            raise ValueError(f"fold {self.fold}: expected 1 to {self.folds}, which is folds")
         return self
+
+
+class SplitColumns(Section):
+    """The split as the data states it, in a column of a table; of several, the `fold`-th counts."""
+
+    column: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    train: str = "train"
+    val: str = "val"
+    test: str = "test"
+    fold: Positive = 1
+    group: str = "patient"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else self.column
+
+    @model_validator(mode="after")
+    def _fold_is_a_column(self) -> Self:
+        if self.fold > len(self.columns):
+            raise ValueError(f"fold {self.fold}: expected 1 to {len(self.columns)}, the number of columns")
+        if len({self.train, self.val, self.test}) < 3:
+            raise ValueError(f"train {self.train!r}, val {self.val!r}, test {self.test!r}: expected three names")
+        return self
+
+
+def _split_kind(value: Any) -> str:
+    by_column = "column" in value if isinstance(value, dict) else isinstance(value, SplitColumns)
+    return "columns" if by_column else "shares"
+
+
+Split = Annotated[
+    Annotated[SplitShares, Tag("shares")] | Annotated[SplitColumns, Tag("columns")], Discriminator(_split_kind)
+]
+
+
+class Pattern(Section):
+    """How files are named, below `source`: `{case}` stands in each, `{patient}` may; several images are channels."""
+
+    image: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    label: str
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        return (self.image,) if isinstance(self.image, str) else self.image
+
+    @model_validator(mode="after")
+    def _names_the_case(self) -> Self:
+        for pattern in (*self.images, self.label):
+            fields = re.findall(r"{(.*?)}", pattern)
+            if "case" not in fields or not set(fields) <= {"case", "patient"}:
+                raise ValueError(f"{pattern!r}: expected {{case}}, and at most {{patient}} besides")
+            if pattern.startswith("/") or ".." in pattern.split("/"):
+                raise ValueError(f"{pattern!r}: expected a path below data.source")
+        return self
+
+
+class Columns(Section):
+    """Which columns of a table hold what; null: found by their names."""
+
+    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    label: str | None = None
+    case: str | None = None
+    patient: str | None = None
+
+
+class Slices(Section):
+    """Slices that are kept, along the file's own axes: {z: [2, -1]} drops two at the start and one at the end."""
+
+    x: tuple[int, int | None] | None = None
+    y: tuple[int, int | None] | None = None
+    z: tuple[int, int | None] | None = None
 
 
 class Intensity(Section):
@@ -65,15 +148,62 @@ class Synthetic(Section):
     seed: Seed = 0
 
 
+class Cache(Section):
+    """Where patches are cut from: the store's files, the node's memory, or the device's.
+
+    `share: rank` gives each rank its own cases. `rate` is the share of the cases that is held; with `replace` above
+    zero an epoch trains on what is held, and that share of it is exchanged for other cases after each epoch.
+    """
+
+    where: Literal["store", "host", "device"] = "store"
+    share: Literal["all", "rank"] = "all"
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    replace: Fraction = 0.0
+
+    @model_validator(mode="after")
+    def _rotates_in_memory(self) -> Self:
+        if self.replace and self.rate == 1:
+            raise ValueError(f"replace {self.replace} with rate 1: all cases are held; expected a rate below 1")
+        return self
+
+
 class Data(Section):
     source: Annotated[str, Field(min_length=1)]
-    format: Literal["auto", "decathlon", "pairs"] = "auto"
+    format: Literal["auto", "decathlon", "nnunet", "list", "table", "tfrecord", "pairs"] = "auto"
+    pattern: Pattern | None = None
+    columns: Columns = Columns()
+    patient: str | None = None
     synthetic: Synthetic | None = None
-    split: Split = Split()
+    split: Split | None = None
+    slices: Slices | None = None
     orientation: Annotated[str, Field(pattern="^[RL][AP][SI]$")] | None = "RAS"
+    crop_foreground: bool = False
+    spacing: Spacing | None = None
+    size: Size | None = None
     intensity: Intensity = Intensity(zscore="nonzero")
     regions: dict[str, tuple[Positive, ...]] | None = None
     store: str | None = None
+    stage: str | None = None
+    cache: Cache = Cache()
+
+    @field_validator("patient")
+    @classmethod
+    def _patient_is_a_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"{pattern!r}: found {groups} groups, expected one, e.g. ^(sub-[0-9]+)")
+        return pattern
+
+    @model_validator(mode="after")
+    def _one_grid(self) -> Self:
+        if self.spacing is not None and self.size is not None:
+            raise ValueError("found spacing and size; expected one of them")
+        return self
 
     @field_validator("regions")
     @classmethod
@@ -92,7 +222,7 @@ class Data(Section):
 
 
 class Patches(Section):
-    size: Size = (96, 96, 96)
+    size: Size | Literal["full"] = (96, 96, 96)
     per_case: Positive = 1
     foreground: Fraction = 0.33
 
@@ -180,21 +310,23 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
+        patch = None if self.patches.size == "full" else self.patches.size
         problems = [
             f"{field} {list(size)} does not fit the model's strides ({self.model.stride}); "
             f"nearest: {[_nearest_multiple(n, self.model.stride) for n in size]}"
             for field, size in (
-                ("patches.size", self.patches.size),
+                ("patches.size", patch),
                 ("validate.window", self.validation.window),
             )
             if size is not None and any(n % self.model.stride for n in size)
         ]
         problems += [
             f"augment: rotate90 in axes {list(turn.axes)} needs equal patches.size there, "
-            f"found {self.patches.size[turn.axes[0]]} and {self.patches.size[turn.axes[1]]}"
+            f"found {patch[turn.axes[0]]} and {patch[turn.axes[1]]}"
             for turn in self.augment
-            if isinstance(turn, Rotate90) and self.patches.size[turn.axes[0]] != self.patches.size[turn.axes[1]]
+            if isinstance(turn, Rotate90) and patch is not None and patch[turn.axes[0]] != patch[turn.axes[1]]
         ]
+        problems += check_transforms(self.augment)
         if problems:
             raise ValueError("\n".join(problems))
         return self

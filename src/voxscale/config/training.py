@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from voxscale.config.base import Fraction, Section, chosen_by_name
 
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
 Axis = Literal[0, 1, 2]
+Zoom = Annotated[float, Field(ge=0.1, le=10)]
+Share = Annotated[float, Field(ge=0.1, le=1)]
+Sigma = Annotated[float, Field(ge=0.1, le=10)]
+Exponent = Annotated[float, Field(ge=0.1, le=10)]
+Angle = Annotated[float, Field(ge=0, le=180)]
+
+
+def _ascending(limits: tuple[float, float]) -> tuple[float, float]:
+    low, high = limits
+    if low > high:
+        raise ValueError(f"found {[low, high]}; expected [low, high] with low <= high")
+    return limits
+
+
+def _two_axes(axes: tuple[Axis, Axis]) -> tuple[Axis, Axis]:
+    if axes[0] == axes[1]:
+        raise ValueError(f"found {list(axes)}; expected two different axes, such as [0, 1]")
+    return axes
+
+
+def _one_per_axis(value: Any) -> Any:
+    return [value] * 3 if isinstance(value, int | float) else value
+
+
+Ascending = AfterValidator(_ascending)
 
 
 class DiceOptions(Section):
@@ -86,7 +112,7 @@ class Rotate90(Section):
 
     name: Literal["rotate90"] = "rotate90"
     p: Fraction = 0.5
-    axes: tuple[Axis, Axis] = (0, 1)
+    axes: Annotated[tuple[Axis, Axis], AfterValidator(_two_axes)] = (0, 1)
 
 
 class Scale(Section):
@@ -105,15 +131,110 @@ class Shift(Section):
     by: Annotated[float, Field(ge=0)] = 0.1
 
 
+class Affine(Section):
+    """Rotation by up to `degrees` about each axis and one factor of size, each by chance, in one interpolation.
+
+    One number of degrees stands for all axes. A factor of 1.4 shows everything 1.4 times as large. Voxels are taken as
+    cubes.
+    """
+
+    name: Literal["affine"] = "affine"
+    p_rotate: Fraction = 0.2
+    degrees: Annotated[tuple[Angle, Angle, Angle], BeforeValidator(_one_per_axis)] = (30.0, 30.0, 30.0)
+    p_scale: Fraction = 0.2
+    scale: Annotated[tuple[Zoom, Zoom], Ascending] = (0.7, 1.4)
+
+
+class Noise(Section):
+    """With probability `p`, add Gaussian noise whose standard deviation is drawn from `std`."""
+
+    name: Literal["noise"] = "noise"
+    p: Fraction = 0.1
+    std: Annotated[tuple[Decay, Decay], Ascending] = (0.0, 0.1)
+
+
+class Blur(Section):
+    """With probability `p`, smooth each channel with probability `p_channel`; one `sigma` (voxels) for each axis."""
+
+    name: Literal["blur"] = "blur"
+    p: Fraction = 0.2
+    p_channel: Fraction = 0.5
+    sigma: Annotated[tuple[Sigma, Sigma], Ascending] = (0.5, 1.0)
+
+
+class Brightness(Section):
+    """With probability `p`, multiply each channel by its own factor."""
+
+    name: Literal["brightness"] = "brightness"
+    p: Fraction = 0.15
+    factor: Annotated[tuple[Rate, Rate], Ascending] = (0.75, 1.25)
+
+
+class Contrast(Section):
+    """With probability `p`, stretch each channel about its mean by its own factor; its range is kept."""
+
+    name: Literal["contrast"] = "contrast"
+    p: Fraction = 0.15
+    factor: Annotated[tuple[Rate, Rate], Ascending] = (0.75, 1.25)
+
+
+class LowRes(Section):
+    """With probability `p`, show each channel, with probability `p_channel`, at `zoom` times its resolution."""
+
+    name: Literal["lowres"] = "lowres"
+    p: Fraction = 0.25
+    p_channel: Fraction = 0.5
+    zoom: Annotated[tuple[Share, Share], Ascending] = (0.5, 1.0)
+
+
+class Gamma(Section):
+    """With probability `p`, bend each channel's range by its own `gamma`, or the negated channel's with `invert`.
+
+    Mean and standard deviation of each channel are kept.
+    """
+
+    name: Literal["gamma"] = "gamma"
+    p: Fraction = 0.3
+    gamma: Annotated[tuple[Exponent, Exponent], Ascending] = (0.7, 1.5)
+    invert: bool = False
+
+
 Transform = Annotated[
     Annotated[Flip, Tag("flip")]
     | Annotated[Rotate90, Tag("rotate90")]
+    | Annotated[Affine, Tag("affine")]
     | Annotated[Scale, Tag("scale")]
-    | Annotated[Shift, Tag("shift")],
+    | Annotated[Shift, Tag("shift")]
+    | Annotated[Noise, Tag("noise")]
+    | Annotated[Blur, Tag("blur")]
+    | Annotated[Brightness, Tag("brightness")]
+    | Annotated[Contrast, Tag("contrast")]
+    | Annotated[LowRes, Tag("lowres")]
+    | Annotated[Gamma, Tag("gamma")],
     Discriminator(chosen_by_name("")),
 ]
 
+# `full` follows nnU-Net v2's default for 3D, in its order.
 AUGMENT_PRESETS: dict[str, tuple[Section, ...]] = {
     "none": (),
     "light": (Flip(), Scale(), Shift()),
+    "full": (
+        Affine(),
+        Noise(),
+        Blur(),
+        Brightness(),
+        Contrast(),
+        LowRes(),
+        Gamma(p=0.1, invert=True),
+        Gamma(p=0.3),
+        Flip(),
+    ),
 }
+
+
+def check_transforms(transforms: Sequence[Section]) -> list[str]:
+    """What is wrong with the list as a whole; each transform has been checked by itself."""
+    found = sum(isinstance(transform, Affine) for transform in transforms)
+    if found <= 1:
+        return []
+    return [f"augment: found {found} affine; expected at most one, as each would interpolate again; merge them"]

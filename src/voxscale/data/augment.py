@@ -1,55 +1,358 @@
-"""Augmentation on the device: parameters are sampled first, from the sample's own random numbers, then applied."""
+"""Augmentation on the device: parameters are drawn first, from the sample's own random numbers, then applied.
+
+`draw` says what will happen; `source_region` which voxels that needs; `place` moves them into the batch, converted,
+interpolated, flipped and turned; `adjust` changes intensities there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from voxscale.config.training import Flip, Rotate90, Scale, Shift
+from voxscale.config.base import Section
+from voxscale.config.training import (
+    Affine,
+    Blur,
+    Brightness,
+    Contrast,
+    Flip,
+    Gamma,
+    LowRes,
+    Noise,
+    Rotate90,
+    Scale,
+    Shift,
+)
+from voxscale.data.filters import (
+    Scratch,
+    apply_contrast,
+    apply_gamma,
+    blur_matrix,
+    lowres_matrix,
+    multiply_axes,
+    resample,
+)
 
-Parameters = dict[str, Any]
+__all__ = ["Drawn", "Scratch", "adjust", "draw", "place", "source_region"]
+
+Triple = tuple[int, int, int]
+Turn = tuple[int, tuple[int, int]]
+Box = tuple[EllipsisType | slice, ...]
+
+_SLACK = 1e-3  # voxels; coordinates are computed in single precision
 
 
-def sample_parameters(transforms: Sequence[Any], rng: np.random.Generator) -> list[Parameters]:
-    """What each transform will do to one sample. Draws the same count of numbers whatever comes out."""
-    return [_sample(transform, rng) for transform in transforms]
+@dataclass(frozen=True)
+class Linear:
+    """`x * factor + offset`: any number of scales and shifts that follow one another."""
+
+    factor: float
+    offset: float
 
 
-def apply_parameters(
-    image_cxyz: torch.Tensor, label_xyz: torch.Tensor, parameters: Sequence[Parameters]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply what was sampled, in order; the label follows in space and keeps its values."""
-    for chosen in parameters:
-        if axes := chosen.get("flip"):
-            image_cxyz = image_cxyz.flip([axis + 1 for axis in axes])
-            label_xyz = label_xyz.flip(list(axes))
-        if turns := chosen.get("turns"):
-            first, second = chosen["plane"]
-            image_cxyz = image_cxyz.rot90(turns, (first + 1, second + 1))
-            label_xyz = label_xyz.rot90(turns, (first, second))
-        if "factor" in chosen:
-            image_cxyz = image_cxyz * chosen["factor"]
-        if "offset" in chosen:
-            image_cxyz = image_cxyz + chosen["offset"]
-    return image_cxyz, label_xyz
+@dataclass(frozen=True)
+class AddNoise:
+    std: float
+    seed: int
 
 
-def _sample(transform: Any, rng: np.random.Generator) -> Parameters:
+# One value per channel; None leaves the channel alone.
+@dataclass(frozen=True)
+class Multiply:
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Power:
+    exponents: tuple[float, ...]
+    invert: bool
+
+
+@dataclass(frozen=True)
+class Smooth:
+    sigmas: tuple[tuple[float, ...] | None, ...]  # voxels, for each axis
+
+
+@dataclass(frozen=True)
+class Coarsen:
+    zooms: tuple[float | None, ...]
+
+
+Step = Linear | AddNoise | Multiply | Stretch | Power | Smooth | Coarsen
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What augmentation will do to one sample, drawn before anything is read.
+
+    In space: interpolation, then flips, then turns, whatever the order of the list; intensities in its order.
+    """
+
+    matrix: NDArray[np.float64] | None  # (3, 3): offset from the patch's centre, in voxels, to that from the source's
+    flips: tuple[int, ...]  # spatial axes 0..2
+    turns: tuple[Turn, ...]  # number of quarter turns, plane
+    intensity: tuple[Step, ...]
+
+
+def draw(transforms: Sequence[Section], rng: np.random.Generator, *, channels: int) -> Drawn:
+    """What the transforms will do to one sample. Draws the same count of numbers whatever comes out."""
+    matrix: NDArray[np.float64] | None = None
+    flips: set[int] = set()
+    turns: list[Turn] = []
+    steps: list[Step] = []
+    for transform in transforms:
+        match transform:
+            case Flip():
+                chances = rng.random(3)
+                flips ^= {axis for axis in transform.axes if chances[axis] < transform.p}
+            case Rotate90():
+                chance, which = rng.random(2)
+                if chance < transform.p:
+                    turns.append((1 + int(which * 3), transform.axes))
+            case Affine():
+                matrix = _draw_matrix(transform, rng.random(6))
+            case _:
+                _append(steps, _draw_step(transform, rng, channels))
+    return Drawn(matrix, tuple(sorted(flips)), tuple(turns), tuple(steps))
+
+
+def source_region(drawn: Drawn, start: Triple, size: Triple) -> tuple[Triple, Triple]:
+    """(start, size) of the box of voxels that fills the patch `[start, start + size)`; it may leave the volume."""
+    if drawn.matrix is None:
+        return start, size
+    half = (np.array(size) - 1) / 2
+    reach = np.abs(drawn.matrix) @ half + _SLACK
+    low, high = np.floor(half - reach), np.ceil(half + reach)
+    return _triple(low + start), _triple(high - low + 1)
+
+
+@torch.no_grad()
+def place(
+    drawn: Drawn,
+    image: Tensor,
+    label: Tensor,
+    *,
+    origin: Triple,
+    out_image: Tensor,
+    out_label: Tensor,
+    scratch: Scratch,
+) -> None:
+    """Write one sample, image (c, x, y, z) and label (x, y, z), into its contiguous row of the batch.
+
+    The source may be less than `source_region` asked for: `origin` is where its first voxel lies in that region, and
+    what is outside is zero. Every voxel of the row is written.
+    """
+    size = _triple(out_label.shape)
+    first, region = source_region(drawn, (0, 0, 0), size)
+    if any(o < 0 or o + n > whole for o, n, whole in zip(origin, label.shape, region, strict=True)):
+        raise ValueError(f"a source of {tuple(label.shape)} at {origin} leaves its region of {region}")
+    if drawn.matrix is not None:
+        matrix = drawn.matrix @ _permutation(drawn)
+        centre = (np.array(size) - 1) / 2 - first - origin
+        resample(image, label, matrix, centre, out_image=out_image, out_label=out_label, scratch=scratch)
+    elif image.device.type == "cpu":
+        _copy_on_host(drawn, image, label, _box(origin, label.shape), out_image, out_label, scratch)
+    else:
+        copy_on_device(drawn, image, origin, out_image)
+        copy_on_device(drawn, label, origin, out_label)
+
+
+@torch.no_grad()
+def adjust(image: Tensor, drawn: Sequence[Drawn], *, scratch: Scratch) -> None:
+    """Change the intensities of a contiguous float32 batch (n, c, x, y, z) in place, one row per `Drawn`."""
+    for row, chosen in zip(image, drawn, strict=True):
+        for step in chosen.intensity:
+            _apply(step, row, scratch)
+
+
+def _triple(numbers: Iterable[float]) -> Triple:
+    x, y, z = (int(number) for number in numbers)
+    return x, y, z
+
+
+def _draw_matrix(transform: Affine, drawn: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    rotates, scales = drawn[0] < transform.p_rotate, drawn[1] < transform.p_scale
+    if not (rotates or scales):
+        return None
+    matrix = np.eye(3)
+    if rotates:
+        for axis, angle in enumerate(np.radians(transform.degrees) * (2 * drawn[2:5] - 1)):
+            matrix = matrix @ _rotation(axis, angle)
+    return matrix / _about_one(drawn[5], transform.scale) if scales else matrix
+
+
+def _rotation(axis: int, angle: float) -> NDArray[np.float64]:
+    first, second = (other for other in range(3) if other != axis)
+    matrix = np.eye(3)
+    matrix[first, first] = matrix[second, second] = np.cos(angle)
+    matrix[first, second], matrix[second, first] = -np.sin(angle), np.sin(angle)
+    return matrix
+
+
+def _draw_step(transform: Section, rng: np.random.Generator, channels: int) -> Step | None:
+    step: Step
     match transform:
-        case Flip():
-            drawn = rng.random(3)
-            return {"flip": tuple(axis for axis in transform.axes if drawn[axis] < transform.p)}
-        case Rotate90():
-            drawn = rng.random(2)
-            turns = 1 + int(drawn[1] * 3)
-            return {"turns": turns, "plane": transform.axes} if drawn[0] < transform.p else {}
         case Scale():
-            drawn = rng.random(2)
-            return {"factor": 1 + transform.by * (2 * drawn[1] - 1)} if drawn[0] < transform.p else {}
+            chance, value = rng.random(2)
+            step = Linear(1 + transform.by * (2 * value - 1), 0.0)
         case Shift():
-            drawn = rng.random(2)
-            return {"offset": transform.by * (2 * drawn[1] - 1)} if drawn[0] < transform.p else {}
-    raise TypeError(f"no such transform: {transform!r}")
+            chance, value = rng.random(2)
+            step = Linear(1.0, transform.by * (2 * value - 1))
+        case Noise():
+            chance, value, seed = rng.random(3)
+            step = AddNoise(_between(value, transform.std), int(seed * 2**53))
+        case Brightness():
+            chance, *values = rng.random(1 + channels)
+            step = Multiply(tuple(_about_one(value, transform.factor) for value in values))
+        case Contrast():
+            chance, *values = rng.random(1 + channels)
+            step = Stretch(tuple(_about_one(value, transform.factor) for value in values))
+        case Gamma():
+            chance, *values = rng.random(1 + channels)
+            step = Power(tuple(_about_one(value, transform.gamma) for value in values), transform.invert)
+        case Blur():
+            chance, *values = rng.random(1 + 4 * channels)
+            chosen = np.reshape(values, (channels, 4))
+            step = Smooth(
+                tuple(
+                    tuple(_between(value, transform.sigma) for value in sigmas) if share < transform.p_channel else None
+                    for share, *sigmas in chosen
+                )
+            )
+        case LowRes():
+            chance, *values = rng.random(1 + 2 * channels)
+            chosen = np.reshape(values, (channels, 2))
+            step = Coarsen(
+                tuple(_between(zoom, transform.zoom) if share < transform.p_channel else None for share, zoom in chosen)
+            )
+        case _:
+            raise TypeError(f"no such transform: {transform!r}")
+    return step if chance < transform.p else None
+
+
+def _append(steps: list[Step], step: Step | None) -> None:
+    """Add a step, as one with the last where both are linear: each is a pass over the image."""
+    if isinstance(step, Linear) and steps and isinstance(last := steps[-1], Linear):
+        steps[-1] = Linear(last.factor * step.factor, last.offset * step.factor + step.offset)
+    elif step is not None:
+        steps.append(step)
+
+
+def _between(share: float, limits: tuple[float, float]) -> float:
+    return float(limits[0] + share * (limits[1] - limits[0]))
+
+
+def _about_one(share: float, limits: tuple[float, float]) -> float:
+    """A factor: as often below 1 as above where the limits hold 1, so that on the whole nothing grows or shrinks."""
+    low, high = limits
+    if not low < 1 < high:
+        return _between(share, limits)
+    return _between(2 * share, (low, 1)) if share < 0.5 else _between(2 * share - 1, (1, high))
+
+
+def _permutation(drawn: Drawn) -> NDArray[np.float64]:
+    """Flips and turns as a matrix from offsets in the finished patch to offsets in the one before them."""
+    matrix = np.eye(3)
+    matrix[drawn.flips, drawn.flips] = -1
+    for count, (first, second) in drawn.turns:
+        quarter = np.eye(3)
+        quarter[[first, second]] = 0
+        quarter[first, second], quarter[second, first] = 1, -1
+        matrix = matrix @ np.linalg.matrix_power(quarter, count)
+    return matrix
+
+
+def _box(origin: Triple, source: Sequence[int]) -> Box:
+    return (..., *(slice(o, o + n) for o, n in zip(origin, source, strict=True)))
+
+
+def _copy_on_host(
+    drawn: Drawn, image: Tensor, label: Tensor, box: Box, out_image: Tensor, out_label: Tensor, scratch: Scratch
+) -> None:
+    """NumPy moves voxels along negative strides, torch converts them: each does its part several times faster."""
+    padded = label.shape != out_label.shape
+    _move(drawn, label, box, out_label, padded)
+    if not (drawn.flips or drawn.turns):
+        if padded:
+            out_image.zero_()
+        out_image[box].copy_(image)
+        return
+    for channel, out in zip(image, out_image, strict=True):
+        if channel.dtype == out.dtype:
+            _move(drawn, channel, box, out, padded)
+        else:
+            moved = scratch.take("moved", out.shape, channel.dtype, channel.device)
+            _move(drawn, channel, box, moved, padded)
+            out.copy_(moved)
+
+
+def _move(drawn: Drawn, source: Tensor, box: Box, out: Tensor, padded: bool) -> None:
+    """Copy a (x, y, z) source into a view of `out` from which flips and turns have been taken back."""
+    if padded:
+        out.zero_()
+    view = out.numpy()
+    for count, plane in reversed(drawn.turns):
+        view = np.rot90(view, -count, plane)
+    np.copyto(np.flip(view, drawn.flips)[box], source.numpy())
+
+
+def copy_on_device(drawn: Drawn, source: Tensor, origin: Triple, out: Tensor) -> None:
+    """`place` without interpolation on a GPU, for an image or a label."""
+    lead = source.ndim - 3
+    if source.shape != out.shape:
+        patch = torch.zeros(out.shape, dtype=source.dtype, device=source.device)
+        patch[_box(origin, source.shape[lead:])] = source
+        source = patch
+    if drawn.flips:
+        source = source.flip([lead + axis for axis in drawn.flips])
+    for count, (first, second) in drawn.turns:
+        source = source.rot90(count, (lead + first, lead + second))
+    out.copy_(source)
+
+
+def _apply(step: Step, image: Tensor, scratch: Scratch) -> None:
+    """Change one image (c, x, y, z) in place. Numbers that depend on it stay on its device."""
+    match step:
+        case Linear(factor, offset):
+            # Adding to a scalar is one pass and needs no buffer; mul_ and add_ are two.
+            torch.add(torch.tensor(offset, dtype=image.dtype), image, alpha=factor, out=image)
+        case AddNoise(std, seed):
+            generator = torch.Generator(device=image.device).manual_seed(seed)
+            noise = scratch.take("noise", image.shape[1:], image.dtype, image.device)
+            for channel in image:
+                channel.add_(noise.normal_(generator=generator), alpha=std)
+        case Multiply(factors):
+            for channel, factor in zip(image, factors, strict=True):
+                channel.mul_(factor)
+        case Stretch(factors):
+            for channel, factor in zip(image, factors, strict=True):
+                apply_contrast(channel, factor)
+        case Power(exponents, invert):
+            for channel, exponent in zip(image, exponents, strict=True):
+                apply_gamma(channel, exponent, invert=invert)
+        case Smooth() | Coarsen():
+            for channel, matrices in zip(image, _matrices(step, image), strict=True):
+                if matrices:
+                    multiply_axes(channel, matrices, out=channel, scratch=scratch)
+
+
+def _matrices(step: Smooth | Coarsen, image: Tensor) -> list[list[Tensor]]:
+    """For each channel one matrix per axis, or none where it is left alone."""
+    size, device = image.shape[1:], image.device
+    if isinstance(step, Coarsen):
+        return [[lowres_matrix(n, zoom, device) for n in size] if zoom else [] for zoom in step.zooms]
+    return [
+        [blur_matrix(n, sigma, device) for n, sigma in zip(size, sigmas, strict=True)] if sigmas else []
+        for sigmas in step.sigmas
+    ]

@@ -1,125 +1,216 @@
-"""Batches for one rank: threads read patches ahead, in the order of the stream."""
+"""Batches for one rank: threads read and augment patches ahead, in the order of the stream, into memory that is reused.
+
+On a CPU a thread takes a sample all the way into its row of the batch. For a GPU threads read into pinned memory; the
+copy to the device and the augmentation there run on a stream of their own, beside the training step.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 
-from voxscale.data.augment import Parameters, apply_parameters, sample_parameters
-from voxscale.data.sampler import PatchSampler, Sample, patch_box
-from voxscale.data.store import Store
-from voxscale.data.volumes import Floats, Labels
-from voxscale.errors import DataError
+from voxscale.data.augment import Drawn, Scratch, adjust, draw, place, source_region
+from voxscale.data.cache import Memory, Patch, Source
+from voxscale.data.geometry import Shape
+from voxscale.data.sampler import PatchSampler, Prepared, Sample
+from voxscale.data.store import Box
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch on the device. `num_real` rows count; a rank without samples holds one that does not."""
+    """A micro-batch on the device, good until the next step is asked for: its memory is used again.
+
+    `num_real` rows count; a rank without samples holds one that does not.
+    """
 
     image: torch.Tensor  # (n, c, x, y, z) float32
     label: torch.Tensor  # (n, x, y, z) uint8
     cases: tuple[str, ...]
-    starts: tuple[tuple[int, int, int], ...]
+    starts: tuple[Shape, ...]
     num_real: int
     seed: int  # for what is random inside the network
 
 
 @dataclass(frozen=True)
 class _Read:
+    """A sample on its way: what to do with it and, for a GPU, its voxels and the memory they lie in."""
+
     sample: Sample
-    image: Floats
-    label: Labels
-    parameters: list[Parameters]
+    drawn: Drawn
     network_seed: int
+    patch: Patch | None = None
+    origin: Shape = (0, 0, 0)
+    slot: _Slot | None = None
 
 
+class _Slot:
+    """Memory for one sample. It can be filled again once the copy out of it has ended."""
+
+    def __init__(self, *, pinned: bool) -> None:
+        self.memory = Memory(pinned=pinned)
+        self.copied: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """A micro-batch in the making."""
+
+    reads: list[Future[_Read]]
+    num_real: int
+    memory: Patch | None = None  # on a CPU, what its rows are written to
+
+
+class Cases(Prepared, Protocol):
+    """What the loader asks of a store."""
+
+    @property
+    def channels(self) -> int: ...
+
+
+class _Mine(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.scratch = Scratch()
+
+
+@dataclass
 class PatchLoader:
-    """Yields, for each step from `first_step` on, this rank's micro-batches (at least one, on every rank)."""
+    """Yields, for each step, this rank's micro-batches: at least one, on every rank."""
 
-    def __init__(
-        self,
-        *,
-        sampler: PatchSampler,
-        store: Store,
-        size: tuple[int, int, int],
-        transforms: Sequence[Any],
-        rank: int,
-        world_size: int,
-        micro_batch: int,
-        device: torch.device,
-        workers: int,
-        prefetch: int,
-        pin_memory: bool,
-    ) -> None:
-        self._sampler = sampler
-        self._store = store
-        self._size = size
-        self._transforms = transforms
-        self._rank, self._world_size = rank, world_size
-        self._micro_batch = micro_batch
-        self._device = device
-        self._workers, self._prefetch = workers, prefetch
-        self._pin_memory = pin_memory
+    sampler: PatchSampler
+    store: Cases
+    source: Source
+    size: Shape
+    transforms: Sequence[Any]
+    rank: int
+    world_size: int
+    micro_batch: int
+    device: torch.device
+    workers: int
+    prefetch: int
+    pin_memory: bool
+    _mine: _Mine = field(default_factory=_Mine, init=False)
+    _free_rows: deque[Patch] = field(default_factory=deque, init=False)
+    _free_slots: deque[_Slot] = field(default_factory=deque, init=False)
+    _stream: torch.cuda.Stream | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def steps(self, first_step: int, last_step: int) -> Iterator[list[Batch]]:
-        with ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="loader") as pool:
-            ahead: deque[list[tuple[list[Future[_Read]], int]]] = deque()
+        with ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="loader") as pool:
+            ahead: deque[list[_Loading]] = deque()
             upcoming = iter(range(first_step, last_step + 1))
             try:
                 for _ in range(first_step, last_step + 1):
-                    while len(ahead) <= self._prefetch and (step := next(upcoming, None)) is not None:
+                    while len(ahead) <= self.prefetch and (step := next(upcoming, None)) is not None:
                         ahead.append(self._submit(pool, step))
-                    yield [self._assemble([future.result() for future in reads], n) for reads, n in ahead.popleft()]
+                    loading = ahead.popleft()
+                    yield [self._finish(micro_batch) for micro_batch in loading]
+                    self._free_rows.extend(micro.memory for micro in loading if micro.memory is not None)
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=True, cancel_futures=True)
+                self.source.close()
 
-    def _submit(self, pool: ThreadPoolExecutor, step: int) -> list[tuple[list[Future[_Read]], int]]:
-        stream = self._sampler.stream
-        epoch, share = stream.epoch_of(step), stream.share(step, self._rank, self._world_size)
-        largest = -(-len(stream.positions(step)) // self._world_size)
+    def _submit(self, pool: ThreadPoolExecutor, step: int) -> list[_Loading]:
+        stream = self.sampler.stream
+        epoch, share = stream.epoch_of(step), stream.share(step, self.rank, self.world_size)
         batches = []
-        for offset in range(0, largest, self._micro_batch):
-            real = share[offset : offset + self._micro_batch]
-            read = real or stream.positions(step)[:1]  # every rank takes part in every collective
-            batches.append(([pool.submit(self._read, epoch, position) for position in read], len(real)))
+        for offset in range(0, stream.largest_share(step, self.world_size), self.micro_batch):
+            real = share[offset : offset + self.micro_batch]
+            positions = real or (stream.phantom(step, self.rank),)  # every rank takes part in every collective
+            if self._stream is None:
+                image, label = self._free_rows.popleft() if self._free_rows else self._empty(self.micro_batch)
+                reads = [
+                    pool.submit(self._read_into, epoch, position, image[row], label[row])
+                    for row, position in enumerate(positions)
+                ]
+                batches.append(_Loading(reads, len(real), (image, label)))
+            else:
+                reads = [pool.submit(self._read_to_slot, epoch, position) for position in positions]
+                batches.append(_Loading(reads, len(real)))
         return batches
 
-    def _read(self, epoch: int, position: int) -> _Read:
-        sample = self._sampler.sample(epoch, position)
-        box = patch_box(sample.start, self._size)
-        try:
-            image, label = self._store.read_image(sample.case, box), self._store.read_label(sample.case, box)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(
-                f"case {sample.case}: its prepared volume cannot be read: {error}",
-                fix=f"delete {self._store.folder}; it is rebuilt",
-            ) from error
-        parameters = sample_parameters(self._transforms, sample.rng)
-        return _Read(sample, image, label, parameters, network_seed=int(sample.rng.integers(2**63)))
+    def _read_into(self, epoch: int, position: int, image: torch.Tensor, label: torch.Tensor) -> _Read:
+        """Read and augment one sample into its row. Runs in a thread."""
+        read, box, origin = self._plan(epoch, position)
+        patch = self.source.read(read.sample.row, box, epoch, self._mine.memory)
+        place(read.drawn, *patch, origin=origin, out_image=image, out_label=label, scratch=self._mine.scratch)
+        adjust(image[None], [read.drawn], scratch=self._mine.scratch)
+        return read
 
-    def _assemble(self, reads: list[_Read], num_real: int) -> Batch:
-        """Copy the patches into one batch (padding small cases with zeros), move it, augment it."""
-        image = torch.zeros((len(reads), self._store.channels, *self._size), pin_memory=self._pin_memory)
-        label = torch.zeros((len(reads), *self._size), dtype=torch.uint8, pin_memory=self._pin_memory)
-        for row, read in enumerate(reads):
-            x, y, z = read.label.shape
-            image[row, :, :x, :y, :z] = torch.from_numpy(np.ascontiguousarray(read.image))
-            label[row, :x, :y, :z] = torch.from_numpy(np.ascontiguousarray(read.label))
-        image = image.to(self._device, non_blocking=self._pin_memory)
-        label = label.to(self._device, non_blocking=self._pin_memory)
-        for row, read in enumerate(reads):
-            image[row], label[row] = apply_parameters(image[row], label[row], read.parameters)
+    def _read_to_slot(self, epoch: int, position: int) -> _Read:
+        """Read one sample into pinned memory. Runs in a thread."""
+        read, box, origin = self._plan(epoch, position)
+        slot = self._free_slots.pop() if self._free_slots else _Slot(pinned=self.pin_memory)
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        image, label = self.source.read(read.sample.row, box, epoch, slot.memory)
+        if self.pin_memory and image.device.type == "cpu" and not image.is_pinned():  # shared memory is not
+            image, label = (_copied(tensor, slot.memory, name) for tensor, name in ((image, "image"), (label, "label")))
+        return _Read(read.sample, read.drawn, read.network_seed, (image, label), origin, slot)
+
+    def _plan(self, epoch: int, position: int) -> tuple[_Read, Box, Shape]:
+        """What to read for a sample: the box within the case, and where that lies in the region asked for."""
+        sample = self.sampler.sample(epoch, position)
+        drawn = draw(self.transforms, sample.rng, channels=self.store.channels)
+        start, size = source_region(drawn, sample.start, self.size)
+        ends = [
+            (max(0, at), min(n, at + m)) for at, m, n in zip(start, size, self.store.shape(sample.row), strict=True)
+        ]
+        x, y, z = (slice(low, max(low, high)) for low, high in ends)
+        i, j, k = (low - at for (low, _), at in zip(ends, start, strict=True))
+        return _Read(sample, drawn, int(sample.rng.integers(2**63))), (x, y, z), (i, j, k)
+
+    def _finish(self, loading: _Loading) -> Batch:
+        reads = [future.result() for future in loading.reads]
+        image, label = loading.memory if loading.memory is not None else self._on_device(reads)
         return Batch(
-            image=image,
-            label=label,
-            cases=tuple(read.sample.case for read in reads),
+            image=image[: len(reads)],
+            label=label[: len(reads)],
+            cases=tuple(self.store.id(read.sample.row) for read in reads),
             starts=tuple(read.sample.start for read in reads),
-            num_real=num_real,
+            num_real=loading.num_real,
             seed=reads[0].network_seed,
         )
+
+    def _on_device(self, reads: list[_Read]) -> Patch:
+        """Copy and augment on the loader's own stream; the training stream waits for it, the host does not."""
+        assert self._stream is not None  # noqa: S101
+        with torch.cuda.stream(self._stream):
+            image, label = self._empty(len(reads))
+            for row, read in enumerate(reads):
+                assert read.patch is not None and read.slot is not None  # noqa: S101
+                moved = [tensor.to(self.device, non_blocking=True) for tensor in read.patch]
+                read.slot.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                read.slot.copied.record(self._stream)
+                self._free_slots.append(read.slot)
+                place(
+                    read.drawn, moved[0], moved[1], origin=read.origin,
+                    out_image=image[row], out_label=label[row], scratch=self._mine.scratch,
+                )  # fmt: skip
+            adjust(image, [read.drawn for read in reads], scratch=self._mine.scratch)
+        training = torch.cuda.current_stream(self.device)
+        training.wait_stream(self._stream)
+        image.record_stream(training)
+        label.record_stream(training)
+        return image, label
+
+    def _empty(self, count: int) -> Patch:
+        image = torch.empty((count, self.store.channels, *self.size), device=self.device)
+        return image, torch.empty((count, *self.size), dtype=torch.uint8, device=self.device)
+
+
+def _copied(tensor: torch.Tensor, memory: Memory, name: str) -> torch.Tensor:
+    content = torch.from_numpy(memory.of(name, tensor.numel() * tensor.itemsize))
+    content = content[: tensor.numel() * tensor.itemsize].view(tensor.dtype).view(tensor.shape)
+    return content.copy_(tensor)

@@ -1,234 +1,271 @@
 """The store: cases prepared once per node, chunked and compressed, read by patch through the page cache.
 
-    STORE/KEY/index.json          written last: a store without it is not used
-    STORE/KEY/cases/ID/           image.b2nd (c, x, y, z), label.b2nd (x, y, z), voxels.npy
+    STORE/KEY/index.json        written last: a store without it is not used
+    STORE/KEY/index.npy         one row per case, ordered by id, memory-mapped by every reader
+    STORE/KEY/cases/ID/         image.b2nd (c, x, y, z), label.b2nd (x, y, z), places.npy, case.json
 
-KEY names the inputs (paths, sizes, times of change), the preprocessing and this module's version, so a store never
-has to be asked whether it is stale. `Store.digest` names the contents: the same data elsewhere has the same.
+A reader holds next to nothing of its own, however many cases there are. Index and sizes are checked on opening, each
+chunk against its checksum when it is first read. `build.py` writes stores; `shelf.py` lists, prunes and stages them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import blosc2
+import google_crc32c
 import numpy as np
+from blosc2.blosc2_ext import NDArray as NDArrayBase
 from numpy.typing import NDArray
 
-from voxscale.config.load import plain
-from voxscale.config.schema import Data
-from voxscale.data.cases import Case
-from voxscale.data.volumes import Floats, Labels, normalise, read_case
-from voxscale.errors import DataError, InfrastructureError
-from voxscale.files import locked, publish, read_json, remove_temporaries, sha256_of, write_json
-from voxscale.terminal import progress
+from voxscale.data.geometry import Geometry, Shape
+from voxscale.data.volumes import Labels
+from voxscale.errors import DataError
+from voxscale.files import hold, read_json, sha256_of
 
-SCHEMA_VERSION = 1
-VOXELS_PER_LABEL = 4096  # places a balanced patch can be centred on, for each case and label
-_CHUNK = 32
-_FILES = ("image.b2nd", "label.b2nd", "voxels.npy")
+SCHEMA_VERSION = 2
+FILES = ("image.b2nd", "label.b2nd", "places.npy", "case.json")
+ROW = np.dtype(
+    [
+        ("id", "S200"),  # UTF-8
+        ("shape", "<i4", 3),
+        ("labels", "u1", 32),  # one bit per label value that the case has
+        ("bytes", "<i8", len(FILES)),  # -1: there is no such file
+        ("sha256", "V32"),  # of the case as its files had it
+        ("image_sha256", "V32"),
+    ]
+)
+IN_USE = "in-use"
+_REBUILD = "voxscale prepare CONFIG --verify finds and rebuilds what is damaged"
 
 Box = tuple[slice, slice, slice]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What the index knows of one case without opening it."""
-
-    id: str
-    shape: tuple[int, int, int]
-    channels: int
-    labels: tuple[int, ...]
-    voxels: Mapping[int, tuple[int, int]]  # label → its rows in voxels.npy
-    bytes: Mapping[str, int]
-    sha256: str  # of the files that the case was made from
+Array = Literal["image", "label"]
+EVERYTHING: Box = (slice(None), slice(None), slice(None))
 
 
 class Store:
-    """Read access to prepared cases. Safe for threads; holds nothing per case but its index entry."""
+    """Read access to prepared cases, each known by its row. Safe for threads: every read opens its file anew."""
 
-    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+    def __init__(self, folder: Path, header: Mapping[str, Any], rows: NDArray[Any]) -> None:
         self.folder = folder
-        self.entries = {entry.id: entry for entry in entries}
-        self.channels = entries[0].channels
-        self.labels = tuple(sorted({label for entry in entries for label in entry.labels}))
-        contents = sorted((entry.id, entry.sha256) for entry in entries)
-        self.digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+        self._channels: int = header["channels"]
+        self.dtype = np.dtype(header["dtype"])
+        self.digest: str = header["digest"]  # of the cases as their files had them
+        self.labels: tuple[int, ...] = tuple(header["labels"])
+        self._rows = rows
+        self._verified: dict[tuple[int, str], NDArray[np.bool_]] = {}
+        self._held = hold(folder / IN_USE)  # `prune` spares a store that someone reads, or has read of late
+        with suppress(OSError):
+            os.utime(folder / IN_USE)
 
-    def read_image(self, case: str, box: Box) -> Floats:
-        image: Floats = self._open(case, "image.b2nd")[(slice(None), *box)]
-        return image
+    @property
+    def channels(self) -> int:
+        return self._channels
 
-    def read_label(self, case: str, box: Box) -> Labels:
-        label: Labels = self._open(case, "label.b2nd")[box]
-        return label
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def read_whole(self, case: str) -> tuple[Floats, Labels]:
-        everything = (slice(None), slice(None), slice(None))
-        return self.read_image(case, everything), self.read_label(case, everything)
+    def id(self, row: int) -> str:
+        return bytes(self._rows["id"][row]).decode()
 
-    def voxels(self, case: str, label: int) -> NDArray[np.int16]:
-        """Places (n, 3) where `label` stands; at most VOXELS_PER_LABEL, spread evenly."""
-        start, stop = self.entries[case].voxels[label]
-        rows: NDArray[np.int16] = np.load(self._path(case, "voxels.npy"), mmap_mode="r")[start:stop]
+    def row(self, case: str) -> int:
+        return int(np.searchsorted(self._rows["id"], np.bytes_(case.encode())))
+
+    def shape(self, row: int) -> Shape:
+        x, y, z = self._rows["shape"][row].tolist()
+        return x, y, z
+
+    def largest_shape(self) -> Shape:
+        x, y, z = self._rows["shape"].max(axis=0).tolist()
+        return x, y, z
+
+    def labels_of(self, row: int) -> tuple[int, ...]:
+        """The label values, background included, that stand in the case."""
+        return tuple(np.flatnonzero(np.unpackbits(self._rows["labels"][row], bitorder="little")).tolist())
+
+    def image_sha256(self, row: int) -> bytes:
+        return bytes(self._rows["image_sha256"][row])
+
+    def labels_at(self, row: int) -> tuple[int, ...]:
+        """The labels that `places` knows places of."""
+        return tuple(label for label in self.labels_of(row) if label > 0)
+
+    def places(self, row: int, label: int) -> NDArray[np.int16]:
+        """Where `label` stands, (n, 3): not every voxel, but spread evenly over all."""
+        places = np.load(self._path(row, "places.npy"), mmap_mode="r")
+        low, high = np.searchsorted(places[:, 0], [label, label + 1])
+        rows: NDArray[np.int16] = places[low:high, 1:]
         return rows
 
-    def _open(self, case: str, name: str) -> Any:
-        return blosc2.open(str(self._path(case, name)), mode="r", mmap_mode="r")
+    def geometry(self, row: int) -> Geometry:
+        return Geometry.from_json(self._details(row)["geometry"])
 
-    def _path(self, case: str, name: str) -> Path:
-        return self.folder / "cases" / case / name
+    def nbytes(self, row: int) -> int:
+        """How much memory the case takes, decompressed."""
+        x, y, z = self.shape(row)
+        return x * y * z * (self.channels * int(self.dtype.itemsize) + 1)
+
+    def read_image(self, row: int, box: Box = EVERYTHING, *, into: NDArray[np.uint8] | None = None) -> NDArray[Any]:
+        """The part of the image in `box`; in the memory of `into`, if given, which is reused from read to read."""
+        return self._read(row, "image", (slice(0, self.channels), *box), self.dtype, into)
+
+    def read_label(self, row: int, box: Box = EVERYTHING, *, into: NDArray[np.uint8] | None = None) -> Labels:
+        return self._read(row, "label", box, np.dtype(np.uint8), into)
+
+    def verify(self, row: int) -> None:
+        """Check every chunk of the case."""
+        self.read_image(row)
+        if self._rows["bytes"][row][FILES.index("label.b2nd")] >= 0:
+            self.read_label(row)
+
+    def _read(
+        self, row: int, array: Array, box: Sequence[slice], dtype: np.dtype[Any], into: NDArray[np.uint8] | None
+    ) -> NDArray[Any]:
+        shape = (self.channels, *self.shape(row)) if array == "image" else self.shape(row)
+        ends = [edge.indices(n)[:2] for edge, n in zip(box, shape, strict=True)]
+        size = [max(0, stop - start) for start, stop in ends]
+        out = _shaped(into, size, dtype)
+        try:
+            opened = self._open(row, array)
+            if opened.shape != shape or opened.dtype != dtype:
+                raise ValueError(f"found {opened.shape} {opened.dtype}, expected {shape} {dtype}")
+            self._verify(row, array, opened, ends)
+            if out.size:
+                _fill(out, opened, ends)
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"store: case {self.id(row)}: {array}.b2nd is damaged: {error}", fix=_REBUILD) from error
+        return out
+
+    def _open(self, row: int, array: Array) -> Any:
+        """Open an array file, whose header is checked first: a damaged one could make blosc2 do anything."""
+        path = self._path(row, f"{array}.b2nd")
+        if (row, array) not in self._verified:
+            sums = self._checksums(row, array)
+            if sums.frame != _frame_sum(path, sums.head_bytes, sums.tail_bytes):
+                raise ValueError("its header differs from what was written")
+            self._verified[row, array] = np.zeros(len(sums.chunks), np.bool_)
+        return _open_array(path)
+
+    def _verify(self, row: int, array: Array, opened: Any, ends: Sequence[tuple[int, int]]) -> None:
+        """Compare the chunks that a read touches with their checksums, unless this process has done so before."""
+        done = self._verified[row, array]
+        touched = _chunks_of(opened, ends)
+        if done[touched].all():
+            return
+        sums = self._checksums(row, array)
+        for chunk in touched[~done[touched]].tolist():
+            if google_crc32c.value(opened.schunk.get_chunk(chunk)) != sums.chunks[chunk]:
+                raise ValueError(f"chunk {chunk} differs from what was written")
+            done[chunk] = True
+
+    def _checksums(self, row: int, array: Array) -> Checksums:
+        return Checksums.from_json(self._details(row)["checksums"][array])
+
+    def _details(self, row: int) -> Any:
+        return read_json(self._path(row, "case.json"))
+
+    def _path(self, row: int, name: str) -> Path:
+        return self.folder / "cases" / self.id(row) / name
 
 
-def default_store(environ: Mapping[str, str]) -> Path:
-    """The user's cache folder."""
-    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(cache) / "voxscale" / "store"
-
-
-def prepare(cases: Sequence[Case], data: Data, root: Path, *, threads: int = 1) -> Store:
-    """Open the store of these cases; build what is missing of it first.
-
-    Any number of ranks and jobs may call this at once: one builds, the others wait for it. Cases that an
-    interrupted build finished are kept.
-    """
-    folder = root / store_key(cases, data)
+def open_store(folder: Path, *, check_sizes: bool = True) -> Store:
+    """Open a complete store and check its index; with `check_sizes`, also that every file is there in full length."""
     try:
-        if not (folder / "index.json").exists():
-            with locked(root / f".{folder.name}.lock"):
-                if not (folder / "index.json").exists():
-                    _build(folder, cases, data, threads)
-        return open_store(folder)
-    except OSError as error:
-        raise InfrastructureError(
-            f"store {root}: cannot be used: {error.strerror or error}",
-            fix="set data.store to a writable folder with room",
-        ) from error
-
-
-def open_store(folder: Path) -> Store:
-    """Open a complete store; its index and the size of every file are checked."""
-    try:
-        index = read_json(folder / "index.json")
-        entries = [_entry(row) for row in index["cases"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"store {folder}: its index is damaged", fix="delete that folder; it is rebuilt") from error
-    store = Store(folder, entries)
-    for entry in entries:
-        for name, expected in entry.bytes.items():
-            path = folder / "cases" / entry.id / name
-            found = path.stat().st_size if path.exists() else None
-            if found != expected:
-                raise DataError(
-                    f"store: case {entry.id}: {name} has {found} bytes, expected {expected}",
-                    fix=f"delete {folder}; it is rebuilt",
-                )
+        header = read_json(folder / "index.json")
+        if header["schema"] != SCHEMA_VERSION or sha256_of(folder / "index.npy") != header["index_sha256"]:
+            raise ValueError("index.npy is not the one that was written")
+        rows = np.load(folder / "index.npy", mmap_mode="r")
+        store = Store(folder, header, rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedStore(f"store {folder}: its index is damaged: {error}", fix=_REBUILD) from error
+    if check_sizes and (damaged := damaged_rows(store)):
+        names = ", ".join(store.id(row) for row in damaged[:5])
+        raise DamagedStore(f"store {folder}: files of {len(damaged)} cases are cut or gone, e.g. {names}", fix=_REBUILD)
     return store
 
 
-def store_key(cases: Sequence[Case], data: Data) -> str:
-    files = [[case.id, [[str(path.resolve()), *_stamp(path)] for path in case.files]] for case in cases]
-    preprocessing = {"orientation": data.orientation, "intensity": plain(data.intensity)}
-    identity = json.dumps([SCHEMA_VERSION, preprocessing, files]).encode()
-    return hashlib.sha256(identity).hexdigest()[:24]
+def describe_store(store: Store) -> dict[str, Any]:
+    """What a plan has to know of the store."""
+    return {"largest": store.largest_shape(), "store": store.folder.name, "data_sha256": store.digest}
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"{path.name}: cannot be read: {error.strerror}", fix="restore the file") from error
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+class DamagedStore(DataError):
+    """Not as it was written; building it again mends it."""
 
 
-def _build(folder: Path, cases: Sequence[Case], data: Data, threads: int) -> None:
-    (folder / "cases").mkdir(parents=True, exist_ok=True)
-    remove_temporaries(folder / "cases")
-    blosc2.set_nthreads(1)
-    with progress("preparing cases", len(cases)) as advance, ThreadPoolExecutor(threads) as pool:
-
-        def build(case: Case) -> dict[str, Any] | DataError:
-            try:
-                return _prepare_case(folder / "cases" / case.id, case, data)
-            except DataError as error:
-                return error
-            finally:
-                advance()
-
-        rows = list(pool.map(build, cases))
-    if errors := [row for row in rows if isinstance(row, DataError)]:
-        findings = [f"case {case.id}: {row.message}" for case, row in zip(cases, rows, strict=True) if row in errors]
-        raise DataError.from_findings(findings, fix=errors[0].fix)
-    channels = {row["channels"] for row in rows if isinstance(row, dict)}
-    if len(channels) > 1:
-        raise DataError(f"cases differ in their number of channels: {sorted(channels)}", fix="give all cases the same")
-    write_json(folder / "index.json", {"schema": SCHEMA_VERSION, "cases": rows})
+def damaged_rows(store: Store) -> list[int]:
+    """Cases with a file that has not the length it was written with."""
+    return [row for row in range(len(store)) if _sizes(store.folder / "cases" / store.id(row)) != _written(store, row)]
 
 
-def _prepare_case(folder: Path, case: Case, data: Data) -> dict[str, Any]:
-    """Write one case and return its row of the index; a case that is there already is only described."""
-    if not folder.exists():
-        image_cxyz, label_xyz = read_case(case.images, case.label, data.orientation)
-        if label_xyz is None:
-            raise DataError("has no label", fix="add the label file, or move the image away")
-        with publish(folder) as temporary:
-            temporary.mkdir()
-            contents = hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in case.files)).hexdigest()
-            _write_case(temporary, normalise(image_cxyz, data.intensity), label_xyz, contents)
-    return {
-        **read_json(folder / "case.json"),
-        "id": case.id,
-        "bytes": {name: (folder / name).stat().st_size for name in _FILES},
-    }
+def _written(store: Store, row: int) -> list[int]:
+    written: list[int] = store._rows["bytes"][row].tolist()
+    return written
 
 
-def _write_case(folder: Path, image_cxyz: Floats, label_xyz: Labels, contents: str) -> None:
-    chunks = tuple(min(_CHUNK, n) for n in label_xyz.shape)
-    fast = {"codec": blosc2.Codec.LZ4, "clevel": 5, "nthreads": 1}
-    blosc2.asarray(image_cxyz, urlpath=str(folder / "image.b2nd"), chunks=(1, *chunks), cparams=fast)
-    blosc2.asarray(label_xyz, urlpath=str(folder / "label.b2nd"), chunks=chunks, cparams=fast)
-    labels = [int(label) for label in np.unique(label_xyz)]
-    places = [_spread(np.argwhere(label_xyz == label)) for label in labels if label > 0]
-    stops = np.cumsum([len(rows) for rows in places])
-    np.save(
-        folder / "voxels.npy",
-        np.concatenate([np.empty((0, 3), np.intp), *places]).astype(np.int16),
-        allow_pickle=False,
-    )
-    write_json(
-        folder / "case.json",
-        {
-            "shape": list(label_xyz.shape),
-            "channels": len(image_cxyz),
-            "labels": labels,
-            "sha256": contents,
-            "voxels": {
-                label: [int(stop) - len(rows), int(stop)]
-                for label, rows, stop in zip([n for n in labels if n > 0], places, stops, strict=True)
-            },
-        },
-    )
+def _sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size if (path := folder / name).is_file() else -1 for name in FILES]
 
 
-def _spread(places: NDArray[np.intp]) -> NDArray[np.intp]:
-    step = max(1, -(-len(places) // VOXELS_PER_LABEL))
-    return places[::step]
+@dataclass(frozen=True)
+class Checksums:
+    """Of one array file: what comes before and after its chunks (and places them), and each chunk."""
+
+    head_bytes: int
+    tail_bytes: int
+    frame: int
+    chunks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> Checksums:
+        array = _open_array(path)  # its chunks live as long as it does
+        chunked = array.schunk
+        with path.open("rb") as file:
+            head_bytes = int.from_bytes(file.read(15)[11:], "big")  # blosc2's frame header states its own length
+        tail_bytes = path.stat().st_size - head_bytes - chunked.cbytes
+        sums = tuple(google_crc32c.value(chunked.get_chunk(n)) for n in range(chunked.nchunks))
+        return cls(head_bytes, tail_bytes, _frame_sum(path, head_bytes, tail_bytes), sums)
+
+    def as_json(self) -> list[Any]:
+        return [self.head_bytes, self.tail_bytes, self.frame, list(self.chunks)]
+
+    @classmethod
+    def from_json(cls, content: Sequence[Any]) -> Checksums:
+        head_bytes, tail_bytes, frame, chunks = content
+        return cls(head_bytes, tail_bytes, frame, tuple(chunks))
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
-    x, y, z = row["shape"]
-    return Entry(
-        id=row["id"],
-        shape=(x, y, z),
-        channels=row["channels"],
-        labels=tuple(row["labels"]),
-        voxels={int(label): (start, stop) for label, (start, stop) in row["voxels"].items()},
-        bytes=row["bytes"],
-        sha256=row["sha256"],
-    )
+def _frame_sum(path: Path, head_bytes: int, tail_bytes: int) -> int:
+    with path.open("rb") as file:
+        head = file.read(head_bytes)
+        file.seek(-tail_bytes, 2)
+        return int(google_crc32c.value(head + file.read()))
+
+
+def _open_array(path: Path) -> Any:
+    return blosc2.open(str(path), mode="r", mmap_mode="r", dparams={"nthreads": 1})
+
+
+def _fill(out: NDArray[Any], opened: Any, ends: Sequence[tuple[int, int]]) -> None:
+    """Decompress a box into `out`. The public indexing allocates memory anew at each read."""
+    NDArrayBase.get_slice_numpy(opened, out, ([low for low, _ in ends], [high for _, high in ends]))
+
+
+def _chunks_of(opened: Any, ends: Sequence[tuple[int, int]]) -> NDArray[np.intp]:
+    """The numbers of the chunks that a box touches."""
+    grid = [-(-n // chunk) for n, chunk in zip(opened.shape, opened.chunks, strict=True)]
+    touched = [
+        np.arange(low // chunk, -(-high // chunk)) for (low, high), chunk in zip(ends, opened.chunks, strict=True)
+    ]
+    return np.ravel_multi_index(np.ix_(*touched), grid).ravel()
+
+
+def _shaped(memory: NDArray[np.uint8] | None, size: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if memory is None:
+        return np.empty(size, dtype)
+    return memory[: int(np.prod(size)) * dtype.itemsize].view(dtype).reshape(size)

@@ -1,127 +1,266 @@
-"""Read volumes whole and checked, bring them to one orientation and one intensity scale.
-
-Arrays are in the image's own axis order: `image_cxyz`, `label_xyz`.
-"""
+"""Read the files of a case, whole and checked. Arrays are in the file's own axis order: `image_cxyz`, `label_xyz`."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import logging
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import nibabel as nib
 import numpy as np
-from nibabel.filebasedimages import ImageFileError
-from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+from nibabel.spatialimages import HeaderDataError
+from nibabel.volumeutils import apply_read_scaling
+from nibabel.wrapstruct import WrapStructError
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Intensity
+from voxscale.data.cases import Case
+from voxscale.data.findings import ERROR, WARNING, Finding
+from voxscale.data.geometry import MAX_VOXELS
+from voxscale.data.tfrecord import read_record
 from voxscale.errors import DataError
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
+Affine = NDArray[np.float64]
 
-MAX_VOXELS = 2**31  # a header that promises more is taken for a decompression bomb
+_BLOCK = 1 << 20
+_MAX_OFFSET = 1 << 24  # header extensions
+_UNHEARD = logging.Logger("unheard", level=logging.CRITICAL + 1)  # nibabel prints what it mends in a header
+_REPLACE = "replace the file, or take the case out"
+_ONE_GRID = "export image and label on one grid"
 
 
-def read_volume(path: Path, orientation: str | None) -> tuple[NDArray[np.generic], NDArray[np.float64]]:
-    """Return (voxels, affine) with the axes turned to `orientation`, or as they are for None.
+@dataclass(frozen=True)
+class RawCase:
+    """A case as its files have it. `image_sha256` is of voxels, so that a copy under another name is found."""
 
-    The file is read to its end and its checksum verified, because a damaged file can decode to wrong voxels.
+    image_cxyz: Floats
+    label_xyz: Labels | None
+    affine: Affine
+    image_sha256: str
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256(b"" if self.label_xyz is None else self.label_xyz.data)
+        digest.update(self.image_sha256.encode() + self.affine.tobytes())
+        return digest.hexdigest()
+
+
+def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
+    """Return (voxels, affine). Raises ValueError with the reason if the file is damaged or no volume of numbers.
+
+    A compressed file is read to its end and its checksum verified: damaged ones can decode to wrong voxels. The
+    header is checked first, so that nothing is allocated that it has no right to.
     """
     try:
-        if path.name.endswith(".gz"):
-            _verify_gzip(path)
-        image = nib.load(path)
-        _check_header(image)
-        voxels = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, TypeError, zlib.error, ImageFileError) as error:
-        raise DataError(f"{path.name}: cannot be read: {error}", fix="replace the file") from error
-    affine = np.asarray(image.affine, dtype=np.float64)
-    if orientation is None:
-        return voxels, affine
-    turn = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(orientation)))
-    turned = nib.orientations.apply_orientation(voxels, turn)
-    return turned, affine @ inv_ornt_aff(turn, voxels.shape[:3])
+        with path.open("rb") as file:
+            stream: BinaryIO = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file  # type: ignore[assignment]
+            start = stream.read(_BLOCK)
+            kind = _kind(start)
+            header = kind(start[: kind.sizeof_hdr], check=False)
+            header.check_fix(logger=_UNHEARD)
+            shape, offset, expected = _layout(header)
+            content = _rest(start, stream, expected)
+        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
+        _check_affine(affine)
+        slope, shift = header.get_slope_inter()
+        voxels = np.ndarray(shape, header.get_data_dtype(), content, offset, order="F")
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error  # without the path, which is of this machine
+    except (EOFError, ValueError, ArithmeticError, zlib.error, HeaderDataError, WrapStructError) as error:
+        raise ValueError(str(error)) from error
+    return (voxels if slope is None else apply_read_scaling(voxels, slope, shift)), affine
 
 
-def read_case(images: tuple[Path, ...], label: Path | None, orientation: str | None) -> tuple[Floats, Labels | None]:
-    """Return (image_cxyz, label_xyz), refusing what cannot be trained on."""
-    channels: list[Floats] = []
-    for path in images:
-        voxels, affine = read_volume(path, orientation)
-        volume = np.asarray(voxels, dtype=np.float32)
-        channels.extend(np.moveaxis(volume, 3, 0) if volume.ndim == 4 else [volume])
-        if not np.isfinite(volume).all():
-            raise DataError(f"{path.name}: holds NaN or infinite voxels", fix="repair or remove the case")
-    shapes = {channel.shape for channel in channels}
-    if len(shapes) > 1:
-        raise DataError(
-            f"{images[0].name}: channels differ in shape: {sorted(shapes)}", fix="resample them to one grid"
+def read_case(case: Case, *, channels: int = 0, labels: Mapping[int, str] | None = None) -> RawCase:
+    """The case, refused with all its faults at once."""
+    raw, findings = examine_case(case, channels=channels, labels=labels)
+    if raw is None:
+        errors = [finding for finding in findings if finding.level == ERROR]
+        raise DataError.from_findings(
+            [str(error) for error in errors], fix="; ".join(dict.fromkeys(e.fix for e in errors))
         )
-    image_cxyz = np.stack(channels)
-    if label is None:
-        return image_cxyz, None
-    label_voxels, label_affine = read_volume(label, orientation)
-    if label_voxels.shape != image_cxyz.shape[1:]:
-        raise DataError(
-            f"{label.name}: shape {label_voxels.shape}, expected {image_cxyz.shape[1:]} as in {images[0].name}",
-            fix="export image and label on one grid",
-        )
-    if not np.allclose(label_affine, affine, atol=1e-3):
-        raise DataError(
-            f"{label.name}: its affine differs from that of {images[0].name}",
-            fix="export image and label on one grid",
-        )
-    label_xyz = label_voxels.astype(np.uint8)
-    if not np.array_equal(label_xyz, label_voxels):
-        raise DataError(f"{label.name}: found labels other than whole numbers 0 to 255", fix="repair the label")
-    return image_cxyz, label_xyz
+    return raw
 
 
-def normalise(image_cxyz: Floats, intensity: Intensity) -> Floats:
-    """Bring each channel to one scale."""
-    return np.stack([_normalise_channel(channel, intensity) for channel in image_cxyz])
+def examine_case(
+    case: Case, *, channels: int = 0, labels: Mapping[int, str] | None = None
+) -> tuple[RawCase | None, list[Finding]]:
+    """Read a case and list everything that is wrong with it; it comes back only if nothing makes it unsafe.
+
+    `channels` and `labels` are what the dataset declares, if it does.
+    """
+    check = _Check(case, [])
+    if case.record is not None:
+        volumes, label = _read_records(case, check)
+    else:
+        volumes = [volume for path in case.images if (volume := check.read(path)) is not None]
+        label = check.read(case.label) if case.label is not None else None
+    image_cxyz = _stack(volumes, check) if len(volumes) >= len(case.images) else None
+    if image_cxyz is not None and channels and len(image_cxyz) != channels:
+        check.error(
+            "missing-modality", case.images[0], f"{len(image_cxyz)} channels", f"{channels} as declared",
+            "add the missing modality, or correct the dataset's description",
+        )  # fmt: skip
+    label_xyz = _as_labels(label, volumes, labels, check) if label is not None else None
+    if image_cxyz is None or any(finding.level == ERROR for finding in check.findings):
+        return None, check.findings
+    affine = volumes[0][1]
+    digest = hashlib.sha256(repr(image_cxyz.shape).encode())
+    digest.update(image_cxyz.data)
+    return RawCase(image_cxyz, label_xyz, affine, digest.hexdigest()), check.findings
 
 
-def _normalise_channel(channel: Floats, intensity: Intensity) -> Floats:
-    if intensity.window is not None:
-        return _rescale(channel, *intensity.window)
-    if intensity.percentiles is not None:
-        low, high = np.percentile(channel, intensity.percentiles)
-        return _rescale(channel, float(low), float(high))
-    if intensity.zscore is None:
-        return channel
-    mask = channel != 0 if intensity.zscore == "nonzero" else np.ones(channel.shape, dtype=bool)
-    if not mask.any():
-        return channel
-    values = channel[mask].astype(np.float64)
-    deviation = values.std() or 1.0
-    return np.where(mask, (channel - values.mean()) / deviation, 0).astype(np.float32)
+def short_name(case: Case, path: Path) -> str:
+    """The file's name, with its folder where that alone tells image and label apart."""
+    alone = sum(file.name == path.name for file in case.files) < 2
+    return path.name if alone else f"{path.parent.name}/{path.name}"
 
 
-def _rescale(channel: Floats, low: float, high: float) -> Floats:
-    return np.asarray(np.clip((channel - low) / max(high - low, 1e-8), 0, 1), dtype=np.float32)
+@dataclass(frozen=True)
+class _Check:
+    """Collects the findings of one case."""
+
+    case: Case
+    findings: list[Finding]
+
+    def error(self, code: str, path: Path, found: str, expected: str, fix: str) -> None:
+        self.findings.append(Finding(ERROR, code, self.case.id, short_name(self.case, path), found, expected, fix))
+
+    def warn(self, code: str, path: Path, found: str, expected: str, fix: str) -> None:
+        self.findings.append(Finding(WARNING, code, self.case.id, short_name(self.case, path), found, expected, fix))
+
+    def read(self, path: Path) -> tuple[NDArray[Any], Affine] | None:
+        try:
+            return read_volume(path)
+        except ValueError as error:
+            self.error("unreadable", path, f"a damaged file ({error})", "a readable volume", _REPLACE)
+            return None
 
 
-def _check_header(image: Any) -> None:
-    """Refuse, before any voxel is read, what is no volume of numbers in space."""
-    shape = tuple(image.shape)
-    if len(shape) not in (3, 4) or 0 in shape:
+def _read_records(
+    case: Case, check: _Check
+) -> tuple[list[tuple[NDArray[Any], Affine]], tuple[NDArray[Any], Affine] | None]:
+    """Record files know no geometry: voxels of 1 mm."""
+    try:
+        image_cxyz, label_xyz = read_record(case.images[0], case.record or 0)
+    except DataError as error:
+        check.error("unreadable", case.images[0], error.message, "a whole record", _REPLACE)
+        return [], None
+    return [(np.moveaxis(image_cxyz, 0, 3), np.eye(4))], (label_xyz, np.eye(4))
+
+
+def _stack(volumes: list[tuple[NDArray[Any], Affine]], check: _Check) -> Floats | None:
+    """One array (c, x, y, z) of the channel files, which must lie on one grid and hold finite numbers."""
+    shape, affine = volumes[0][0].shape[:3], volumes[0][1]
+    for path, (voxels, own) in zip(check.case.images, volumes, strict=False):
+        if voxels.shape[:3] != shape:
+            check.error("shape", path, f"shape {voxels.shape[:3]}", f"{shape} as the first channel", _ONE_GRID)
+        if not np.allclose(own, affine, atol=1e-3):
+            check.error("affine", path, _difference(own, affine), "that of the first channel", _ONE_GRID)
+    if any(voxels.shape[:3] != shape for voxels, _ in volumes):
+        return None
+    channels = [np.moveaxis(voxels, 3, 0) if voxels.ndim == 4 else voxels[None] for voxels, _ in volumes]
+    with np.errstate(over="ignore"):  # what becomes infinite is found below
+        image_cxyz = np.ascontiguousarray(np.concatenate(channels), dtype=np.float32)
+    for channel, voxels in enumerate(image_cxyz):
+        path = check.case.images[min(channel, len(volumes) - 1)]
+        low, high = float(voxels.min()), float(voxels.max())
+        if not np.isfinite(high - low):
+            count = int(np.count_nonzero(~np.isfinite(voxels)))
+            found = f"{count} NaN or infinite voxels in channel {channel}"
+            check.error("nan", path, found, "finite numbers", "repair or remove the case")
+        elif low == high:
+            check.warn("constant", path, f"{low:g} in every voxel of channel {channel}", "an image", "look at the file")
+    return image_cxyz
+
+
+def _as_labels(
+    label: tuple[NDArray[Any], Affine],
+    volumes: list[tuple[NDArray[Any], Affine]],
+    declared: Mapping[int, str] | None,
+    check: _Check,
+) -> Labels | None:
+    case = check.case
+    path = case.label or case.images[0]
+    voxels, affine = label
+    if voxels.ndim == 4 and voxels.shape[3] == 1:
+        voxels = voxels[..., 0]
+    if volumes and voxels.shape != volumes[0][0].shape[:3]:
+        check.error("shape", path, f"shape {voxels.shape}", f"{volumes[0][0].shape[:3]} as the image", _ONE_GRID)
+    if volumes and not np.allclose(affine, volumes[0][1], atol=1e-3):
+        check.error("affine", path, _difference(affine, volumes[0][1]), "that of the image", _ONE_GRID)
+    with np.errstate(invalid="ignore"):
+        label_xyz = np.ascontiguousarray(voxels).astype(np.uint8)
+    if not np.array_equal(label_xyz, voxels):
+        strange = voxels[label_xyz != voxels]
+        check.error("label-values", path, f"label {strange.flat[0]:g}", "whole numbers 0 to 255", "repair the label")
+        return None
+    values = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256))
+    if declared and (unknown := sorted(set(values.tolist()) - set(declared) - {0})):
+        check.error(
+            "label-values", path, f"labels {unknown}", f"the declared {sorted(declared)}",
+            "correct the label, or declare the value",
+        )  # fmt: skip
+    if not values.any():
+        check.warn("empty-label", path, "no labelled voxel", "at least one", "check that the label belongs here")
+    return label_xyz
+
+
+def _difference(affine: Affine, other: Affine) -> str:
+    return f"another affine (its numbers differ by up to {np.abs(affine - other).max():.3g})"
+
+
+def _kind(start: bytes) -> Any:
+    for kind in (nib.Nifti1Header, nib.Nifti2Header):
+        size = kind.sizeof_hdr
+        if len(start) >= size and size in (int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big")):
+            return kind
+    raise ValueError("not a NIfTI file")
+
+
+def _layout(header: Any) -> tuple[tuple[int, ...], int, int]:
+    """Shape, where the voxels begin, how long the file has to be; refuses what is no volume of numbers."""
+    shape = tuple(int(n) for n in header.get_data_shape())
+    if len(shape) not in (3, 4) or min(shape) < 1:
         raise ValueError(f"found shape {shape}, expected three dimensions, or four with channels last")
-    if int(np.prod(shape, dtype=np.int64)) > MAX_VOXELS:
+    voxels = 1
+    for edge in shape:
+        voxels *= edge
+    if voxels > MAX_VOXELS:
         raise ValueError(f"the header promises {shape} voxels, more than {MAX_VOXELS}")
-    if image.get_data_dtype().kind not in "iuf":
-        raise ValueError(f"found voxels of type {image.get_data_dtype()}, expected numbers")
-    if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-12:
+    dtype = header.get_data_dtype()
+    if dtype.kind not in "iuf":
+        raise ValueError(f"found voxels of type {dtype}, expected numbers")
+    offset = float(header["vox_offset"])
+    if not header.single_vox_offset <= offset <= _MAX_OFFSET:
+        raise ValueError(f"its voxels begin at byte {offset:g}")
+    return shape, int(offset), int(offset) + voxels * int(dtype.itemsize)
+
+
+def _rest(start: bytes, stream: BinaryIO, expected: int) -> bytearray:
+    """The whole content: to its end, so that a checksum there is verified, but no further than the header says.
+
+    More is refused as less is: the header of such a file is damaged, or that of another volume.
+    """
+    content = bytearray(start)
+    while len(content) <= expected and (block := stream.read(_BLOCK)):
+        content += block
+    if len(content) > expected:
+        raise ValueError(f"holds more than the {expected} bytes that its header promises")
+    if len(content) < expected:
+        raise ValueError(f"found {len(content)} bytes, expected {expected}")
+    return content
+
+
+def _check_affine(affine: Affine) -> None:
+    """Refuse a grid whose axes have no length or lie in a plane, of whatever unit it is."""
+    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+        lengths = np.linalg.norm(affine[:3, :3], axis=0)
+    if not np.isfinite(affine).all() or not lengths.all() or abs(np.linalg.det(affine[:3, :3] / lengths)) < 1e-6:
         raise ValueError("its affine does not place voxels in space")
-
-
-def _verify_gzip(path: Path) -> None:
-    with gzip.open(path, "rb") as stream:
-        left = MAX_VOXELS * 8
-        while block := stream.read(1 << 20):
-            left -= len(block)
-            if left < 0:
-                raise ValueError("decompresses to more than a volume can hold")

@@ -22,8 +22,8 @@ def _dice_curves(store: Store, cases: Sequence[Case], thresholds: np.ndarray) ->
     """Dice (case, threshold) of the voxels above each threshold against all labelled voxels."""
     rows = []
     for case in cases:
-        image_cxyz, label_xyz = store.read_whole(case.id)
-        truth = label_xyz > 0
+        row = store.row(case.id)
+        image_cxyz, truth = store.read_image(row), store.read_label(row) > 0
         above = [image_cxyz[0] > threshold for threshold in thresholds]
         rows.append([2 * (mask & truth).sum() / max(1, mask.sum() + truth.sum()) for mask in above])
     return np.array(rows)

@@ -41,9 +41,10 @@ def evaluate_cases(
         progress("evaluating", len(mine), shown=show_progress and world.is_main) as advance,
     ):
         for case in mine:
-            image_cxyz, label_xyz = store.read_whole(case.id)
-            output = predict_volume(network, torch.from_numpy(image_cxyz).to(device), window, overlap)
-            metrics = task.measure(task.decide(output), label_xyz)
+            row = store.row(case.id)
+            image_cxyz = torch.from_numpy(store.read_image(row)).to(device).float()
+            output = predict_volume(network, image_cxyz, window, overlap)
+            metrics = task.measure(task.decide(output), store.read_label(row))
             rows.append({"case": case.id, "patient": case.patient, "split": case.split, **metrics})
             advance()
     by_case = {row["case"]: row for row in gather_records(rows, world, device)}
@@ -92,5 +93,5 @@ def metric_value(summary: Mapping[str, Mapping[str, Any]], metric: str) -> float
 
 
 def _voxels(case: Case, store: Store) -> int:
-    x, y, z = store.entries[case.id].shape
+    x, y, z = store.shape(store.row(case.id))
     return x * y * z

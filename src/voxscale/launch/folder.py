@@ -8,9 +8,13 @@ from pathlib import Path
 
 from voxscale.config.load import differences, read_config, render_config
 from voxscale.config.schema import Config
-from voxscale.data.cases import TRAIN, VAL, Case, read_split, split_cases, write_split
+from voxscale.data.build import prepare, store_root
+from voxscale.data.cases import TRAIN, VAL, Case, Manifest
+from voxscale.data.doctor import find_duplicates
+from voxscale.data.findings import refuse_errors
 from voxscale.data.formats import detect_format, find_cases
-from voxscale.data.store import Store, default_store, prepare
+from voxscale.data.split import read_split, split_cases, write_split
+from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import locked, publish, read_json, write_json, write_text
@@ -69,16 +73,16 @@ def draft_run(config: Config, root: Path, machine: Machine, *, devices: str, fre
 def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> OpenedRun:
     """Find and prepare the data, then write the run folder; one that is there is moved aside, never deleted."""
     run, config = draft.run, draft.config
-    cases = load_cases(config, threads=machine.cpus)
-    cases = read_split(run.split, cases) if draft.held else split_cases(cases, config.data.split)
-    store = prepare_cases(cases, config, environ, threads=machine.cpus)
+    manifest = load_cases(config, environ, threads=machine.cpus)
+    store = prepare_cases(manifest, config, environ, threads=machine.cpus)
+    cases = read_split(run.split, manifest.cases) if draft.held else split_prepared(manifest.cases, config, store)
     _check_task(config, store)
     plan = make_plan(
         config,
         num_train=sum(case.split == TRAIN for case in cases),
         num_val=sum(case.split == VAL for case in cases),
         world_size=draft.devices,
-        data_sha256=store.digest,
+        **describe_store(store),
     )
     if draft.held:
         refuse_other_origin(run, config, store)
@@ -89,18 +93,26 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
 
 
-def load_cases(config: Config, *, threads: int) -> list[Case]:
+def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:
     """The cases that the config names; generated ones are generated first."""
-    source = Path(config.data.source)
     if config.data.synthetic is not None:
-        ensure_synthetic(source, config.data.synthetic, threads=threads)
-    return find_cases(source, config.data.format)
+        ensure_synthetic(Path(config.data.source), config.data.synthetic, threads=threads)
+    return find_cases(config.data, store_root(config.data, environ))
 
 
-def prepare_cases(cases: Sequence[Case], config: Config, environ: Mapping[str, str], *, threads: int) -> Store:
+def prepare_cases(manifest: Manifest, config: Config, environ: Mapping[str, str], *, threads: int) -> Store:
     """Build the store ahead of the ranks, with all CPUs and a bar to look at."""
-    root = Path(config.data.store) if config.data.store else default_store(environ)
-    return prepare(cases, config.data, root, threads=threads)
+    patch = None if config.patches.size == "full" else config.patches.size
+    return prepare(manifest, config.data, store_root(config.data, environ), patch=patch, threads=threads)
+
+
+def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[Case]:
+    """Split by patient, the labels that cases have spread evenly; no image may stand in two parts."""
+    rows = {case.id: store.row(case.id) for case in cases}
+    strata = {case: str(store.labels_of(row)) for case, row in rows.items()}
+    split = split_cases(cases, config.data.split, strata)
+    refuse_errors(find_duplicates(split, {case: store.image_sha256(row) for case, row in rows.items()}))
+    return split
 
 
 def _check_task(config: Config, store: Store) -> None:

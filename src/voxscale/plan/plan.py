@@ -25,6 +25,9 @@ class Plan:
     steps_per_epoch: int
     num_steps: int
     validate_every_steps: int
+    patch: tuple[int, int, int]
+    stream: str  # global; or what else but seed, epoch and position the samples depend on
+    store: str
     config_sha256: str
     data_sha256: str
 
@@ -43,9 +46,25 @@ class Plan:
         return {"schema": SCHEMA_VERSION, **asdict(self)}
 
 
-def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int, data_sha256: str = "") -> Plan:
-    stream = make_stream(config, num_train)
+def make_plan(
+    config: Config,
+    *,
+    num_train: int,
+    num_val: int,
+    world_size: int,
+    largest: tuple[int, int, int] = (1, 1, 1),
+    store: str = "",
+    data_sha256: str = "",
+) -> Plan:
+    """`largest` is the extent, axis by axis, of the largest prepared volume."""
     micro_batch, accumulate = split_batch(config.train.global_batch, world_size, config.train.micro_batch)
+    stream = make_stream(config, num_train, world_size)
+    if stream.epochs_to_see_all > config.train.epochs:
+        raise ConfigError(
+            f"data.cache: in {config.train.epochs} epochs not every case would be seen, "
+            f"expected at least {stream.epochs_to_see_all} with rate {stream.rate} and replace {stream.replace}",
+            fix="train longer, or raise data.cache.rate or data.cache.replace",
+        )
     return Plan(
         world_size=world_size,
         global_batch=config.train.global_batch,
@@ -56,13 +75,41 @@ def make_plan(config: Config, *, num_train: int, num_val: int, world_size: int, 
         steps_per_epoch=stream.steps_per_epoch,
         num_steps=config.train.epochs * stream.steps_per_epoch,
         validate_every_steps=config.validation.every * stream.steps_per_epoch,
+        patch=patch_size(config, largest),
+        stream=_describe_stream(stream),
+        store=store,
         config_sha256=identity(config),
         data_sha256=data_sha256,
     )
 
 
-def make_stream(config: Config, num_train: int) -> Stream:
-    return Stream(config.train.seed, num_train, config.patches.per_case, config.train.global_batch)
+def make_stream(config: Config, num_train: int, world_size: int) -> Stream:
+    cache = config.data.cache
+    return Stream(
+        config.train.seed,
+        num_train,
+        config.patches.per_case,
+        config.train.global_batch,
+        rate=cache.rate,
+        replace=cache.replace,
+        parts=world_size if cache.share == "rank" else 1,
+    )
+
+
+def patch_size(config: Config, largest: tuple[int, int, int]) -> tuple[int, int, int]:
+    """What the network sees at once: the patch, or for whole volumes the largest of all, in whole strides."""
+    if config.patches.size != "full":
+        return config.patches.size
+    x, y, z = (-(-n // config.model.stride) * config.model.stride for n in largest)
+    return x, y, z
+
+
+def _describe_stream(stream: Stream) -> str:
+    if stream.parts > 1:
+        return f"each of {stream.parts} ranks trains on cases of its own (data.cache.share)"
+    if stream.replace:
+        return f"{stream.epochs_to_see_all} epochs see every case (data.cache.replace)"
+    return "global"
 
 
 def split_batch(global_batch: int, world_size: int, fits: int | None = None) -> tuple[int, int]:

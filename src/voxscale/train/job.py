@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from voxscale.config.load import read_config
 from voxscale.config.schema import Config
-from voxscale.data.cases import TRAIN, VAL, Case, read_split
+from voxscale.data.build import prepare, store_root
+from voxscale.data.cache import FromDevice, FromHost, FromStore, Source
+from voxscale.data.cases import VAL, Case
 from voxscale.data.formats import find_cases
 from voxscale.data.loader import PatchLoader
-from voxscale.data.sampler import PatchSampler
-from voxscale.data.store import Store, default_store, prepare
-from voxscale.errors import DataError, InfrastructureError
+from voxscale.data.sampler import PatchSampler, Stream
+from voxscale.data.shelf import stage_store
+from voxscale.data.split import recorded_cases, training_rows
+from voxscale.data.store import Store, describe_store, open_store
+from voxscale.errors import ConfigError, DataError, InfrastructureError
+from voxscale.files import read_json
 from voxscale.infer.evaluate import Row, evaluate_cases
 from voxscale.models import build_model
 from voxscale.parallel import World
@@ -36,14 +45,14 @@ class Job:
     config: Config
     world: World
     device: torch.device
-    cases: Sequence[Case]
+    training: NDArray[np.int32]  # rows of the store
     store: Store
     task: Task
     plan: Plan
     model: torch.nn.Module
 
     def cases_of(self, split: str) -> list[Case]:
-        return [case for case in self.cases if case.split == split]
+        return recorded_cases(self.run.split, split)
 
     @property
     def backend(self) -> str:
@@ -68,7 +77,7 @@ class Job:
             self.task,
             self.store,
             cases,
-            window=self.config.validation.window or self.config.patches.size,
+            window=self.config.validation.window or self.plan.patch,
             overlap=self.config.validation.overlap,
             world=self.world,
             device=self.device,
@@ -78,14 +87,8 @@ class Job:
         return rows
 
     def make_sampler(self) -> PatchSampler:
-        training = self.cases_of(TRAIN)
-        return PatchSampler(
-            make_stream(self.config, len(training)),
-            self.store,
-            [case.id for case in training],
-            self.config.patches.size,
-            self.config.patches.foreground,
-        )
+        stream = make_stream(self.config, len(self.training), self.world.size)
+        return PatchSampler(stream, self.store, self.training, self.plan.patch, self.config.patches.foreground)
 
     def make_loader(self, sampler: PatchSampler) -> PatchLoader:
         options = self.config.loader
@@ -93,7 +96,8 @@ class Job:
         return PatchLoader(
             sampler=sampler,
             store=self.store,
-            size=self.config.patches.size,
+            source=self._make_source(sampler.stream),
+            size=self.plan.patch,
             transforms=self.config.augment,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -104,6 +108,19 @@ class Job:
             pin_memory=on_gpu if options.pin_memory == "auto" else options.pin_memory and on_gpu,
         )
 
+    def _make_source(self, stream: Stream) -> Source:
+        where = self.config.data.cache.where
+        if where == "store":
+            return FromStore(self.store)
+
+        def held(epoch: int) -> NDArray[np.int32]:
+            return self.training[stream.held(epoch, self.world.rank)]
+
+        if where == "device":
+            return FromDevice(self.store, held, self.device)
+        name = hashlib.sha256(str(self.run.root).encode()).hexdigest()[:16]
+        return FromHost(self.store, held, name)
+
 
 def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     """Read the run folder, prepare the data if that is still to be done, build task and model."""
@@ -113,19 +130,33 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not config.train.deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    cases = read_split(run.split, find_cases(Path(config.data.source), config.data.format))
-    root = Path(config.data.store) if config.data.store else default_store(environ)
-    store = prepare(cases, config.data, root)
+    store = _open_store(run, config, world, environ)
     refuse_other_origin(run, config, store)
-    counts = {split: sum(case.split == split for case in cases) for split in (TRAIN, VAL)}
-    if not counts[TRAIN]:
+    training = training_rows(run.split, (store.id(row) for row in range(len(store))))
+    if not len(training):
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")
-    plan = make_plan(
-        config, num_train=counts[TRAIN], num_val=counts[VAL], world_size=world.size, data_sha256=store.digest
-    )
+    num_val = len(recorded_cases(run.split, VAL))
+    plan = make_plan(config, num_train=len(training), num_val=num_val, world_size=world.size, **describe_store(store))
     task = build_task(config, store)
     model = build_model(config.model, store.channels, task.out_channels, seed=config.train.seed).to(device)
-    return Job(run, config, world, device, cases, store, task, plan, model)
+    return Job(run, config, world, device, training, store, task, plan, model)
+
+
+def _open_store(run: RunFolder, config: Config, world: World, environ: Mapping[str, str]) -> Store:
+    """The store that the launcher has left; a node that does not have it builds it, or copies it to its own disk."""
+    root = store_root(config.data, environ)
+    try:
+        folder = root / read_json(run.plan)["store"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
+    if (folder / "index.json").exists():
+        store = open_store(folder, check_sizes=world.local_rank == 0)
+    else:
+        patch = None if config.patches.size == "full" else config.patches.size
+        store = prepare(find_cases(config.data, root), config.data, root, patch=patch)
+    if config.data.stage is not None:
+        store = stage_store(store, Path(Template(config.data.stage).safe_substitute(environ)))
+    return store
 
 
 def choose_device(world: World) -> torch.device:

@@ -112,8 +112,9 @@ class Loop:
 
     def _cases(self, step: int) -> list[str]:
         """The cases of the global batch, in the order of the stream."""
-        epoch = self._sampler.stream.epoch_of(step)
-        return [self._sampler.case(epoch, position) for position in self._sampler.stream.positions(step)]
+        stream, world_size = self._sampler.stream, self.job.world.size
+        shares = [stream.share(step, rank, world_size) for rank in range(world_size)]
+        return [self._sampler.case(stream.epoch_of(step), position) for share in shares for position in share]
 
     def _report(self, loss: float, rate: float, data_s: float, step_s: float) -> None:
         timing = {"data_s": round(data_s, 6), "step_s": round(step_s, 6)}

@@ -111,6 +111,8 @@ def _open_events(job: Job, *, first_step: int) -> Iterator[Events]:
 def _cautions(job: Job) -> Iterator[str]:
     if job.config.model.batch_statistics and job.world.size > 1 and job.device.type == "cpu":
         yield "model.norm batch: each rank has its own statistics, so results depend on the number of ranks"
+    if job.plan.stream != "global":
+        yield f"the samples of an epoch: {job.plan.stream}"
     if job.config.model.dropout and job.world.size > 1:
         yield "model.dropout: masks are drawn per micro-batch, so results depend on the number of ranks"
 

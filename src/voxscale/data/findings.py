@@ -1,0 +1,44 @@
+"""What is wrong with data: one finding per fault, each with case, file, found, expected and fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from voxscale.errors import DataError
+
+ERROR, WARNING = "error", "warning"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`error`: training on it would be unsafe, and is refused. `warning`: worth a look."""
+
+    level: str
+    code: str  # stable, for machines: missing-file, unreadable, nan, shape …
+    case: str
+    file: str  # relative to the source
+    found: str
+    expected: str
+    fix: str
+
+    def __str__(self) -> str:
+        """One line, whatever names of files, labels or patients may hold."""
+        where = ": ".join(part for part in (f"case {self.case}" if self.case else "", self.file) if part)
+        return printable(f"{where or 'data'}: found {self.found}, expected {self.expected}")
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def printable(text: str) -> str:
+    """The text with line breaks, escape codes and what no terminal shows written out."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def refuse_errors(findings: Iterable[Finding]) -> None:
+    """Raise one DataError that lists every finding which makes training unsafe."""
+    errors = [finding for finding in findings if finding.level == ERROR]
+    if errors:
+        fixes = dict.fromkeys(finding.fix for finding in errors)
+        raise DataError.from_findings([str(finding) for finding in errors], fix="; ".join(fixes))

@@ -1,0 +1,332 @@
+"""The split of cases: a patient's cases never part; the split depends on ids, strata and seed alone."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from voxscale.config.schema import SplitColumns, SplitShares
+from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.errors import ConfigError, DataError
+from voxscale.files import read_rows, write_csv
+
+ROLES = (TRAIN, VAL, TEST)  # a role as a number is its place here
+_TRAIN, _VAL, _TEST = range(3)
+_RECORD = ("case", "patient", "split")
+_RESTORE = "restore it, or start anew with --fresh"
+_MOST_NAMED = 20  # cases or values in one line of an error
+_MOST_LINES = 100
+
+Ints = NDArray[np.int64]
+Roles = NDArray[np.uint8]
+
+
+def split_cases(
+    cases: Sequence[Case], split: SplitShares | SplitColumns | None, strata: Mapping[str, str] | None = None
+) -> list[Case]:
+    """Assign every case to train, val or test.
+
+    Without `split` the data's own holds where it states one. `strata` maps case ids to what every part should hold
+    its proportion of, e.g. the labels present. Refused: a patient, or other group, in two parts; no training case.
+    """
+    if isinstance(split, SplitColumns):
+        roles = _column_roles(cases, split)
+    elif split is None and (stated := sum(bool(case.role) for case in cases)):
+        roles = _stated_roles(cases, stated)
+    else:
+        split = split or SplitShares()
+        keys = [strata.get(case.id, "") for case in cases] if strata else None
+        roles = [ROLES[role] for role in assign_roles(_groups(cases, split.group), keys, split)]
+    if TRAIN not in roles:
+        raise DataError(
+            f"data.split: none of {len(cases)} cases is for training, "
+            f"{roles.count(VAL)} are for validation, {roles.count(TEST)} for test",
+            fix="name training cases in the data, or give shares, e.g. data.split={val: 0.2}",
+        )
+    group = split.group if split else "patient"
+    for name in dict.fromkeys((group, "patient")):
+        _refuse_overlap(cases, roles, name)
+    return [replace(case, split=role) for case, role in zip(cases, roles, strict=True)]
+
+
+def num_folds(split: SplitShares | SplitColumns | None) -> int:
+    """How many folds cross-validation has; 1 where there is none."""
+    if isinstance(split, SplitColumns):
+        return len(split.columns)
+    return (split.folds or 1) if split else 1
+
+
+def assign_roles(groups: Sequence[str], strata: Sequence[str] | None, split: SplitShares) -> Roles:
+    """The role of each case, as its place in ROLES, from its group and stratum; the order of cases does not matter.
+
+    Groups stand in an order by stratum, then by hash. Each stratum gives its proportion, give or take one, and the
+    totals are exact. The test cases are chosen first, so that every fold and every share of `val` has the same.
+    """
+    group, num_groups = _shuffled(groups, split.seed)
+    stratum = np.zeros(num_groups, np.int64)
+    if strata is not None and split.stratify and num_groups:
+        stratum = _group_strata(group, num_groups, strata)
+    order = np.argsort(stratum, kind="stable")
+    sizes = np.bincount(stratum)
+    num_val, num_test = _num_held_out(split, num_groups)
+    tests = _allot(sizes, sizes, num_test, _phase(split.seed, TEST, num_groups))
+    place = np.arange(num_groups) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of a group within its stratum
+    role: Roles = np.zeros(num_groups, np.uint8)
+    role[order[place < np.repeat(tests, sizes)]] = _TEST
+    if split.folds is not None:
+        rest = order[role[order] != _TEST]
+        role[rest[split.fold - 1 :: split.folds]] = _VAL
+    else:
+        vals = _allot(sizes, sizes - tests, num_val, _phase(split.seed, VAL, num_groups))
+        role[order[(place < np.repeat(tests + vals, sizes)) & (role[order] != _TEST)]] = _VAL
+    return role[group]
+
+
+def write_split(path: Path, cases: Iterable[Case]) -> None:
+    """Record the split, in the order of case ids, which is also the order of the store's rows."""
+    in_order = sorted(cases, key=lambda case: case.id)
+    write_csv(
+        path, _RECORD, (dict(zip(_RECORD, (case.id, case.patient, case.split), strict=True)) for case in in_order)
+    )
+
+
+def read_split(path: Path, cases: Sequence[Case]) -> list[Case]:
+    """Give `cases` the roles that the run has recorded; refuse data that is not the recorded data."""
+    recorded = {case: (patient, role) for case, patient, role in _read_record(path)}
+    present = {case.id for case in cases}
+    if changed := sorted(present ^ recorded.keys()):
+        gone = [case for case in changed if case not in present]
+        what = f"{len(gone)} cases are gone" if gone else f"{len(changed)} cases are new"
+        raise DataError(
+            f"{path}: {what} since the run began, e.g. {(gone or changed)[0]}",
+            fix="restore the data, or start anew with --fresh",
+        )
+    return [replace(case, patient=recorded[case.id][0], split=recorded[case.id][1]) for case in cases]
+
+
+def training_rows(path: Path, ids: Iterable[str] | None = None) -> NDArray[np.int32]:
+    """The rows of the training cases in a recorded split, ascending; a million cases need a few megabytes.
+
+    These are rows of a store only if it holds the same cases: give its `ids`, and any difference is refused.
+    """
+    record = _read_record(path)
+    if ids is None:
+        training = (role == TRAIN for _, _, role in record)
+    else:
+        training = (_same_case(path, row, id_) and row[2] == TRAIN for row, id_ in zip_longest(record, ids))
+    return np.flatnonzero(np.fromiter(training, np.bool_)).astype(np.int32)
+
+
+def recorded_cases(path: Path, split: str) -> list[Case]:
+    """The cases of one part of a recorded split: ids and patients, without files."""
+    return [Case(case, (), None, patient, role) for case, patient, role in _read_record(path) if role == split]
+
+
+def _read_record(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Case, patient and role, row by row; refused where it is not as `write_split` leaves it."""
+    last = ""
+    try:
+        for case, patient, role in read_rows(path, _RECORD):
+            if role not in ROLES:
+                raise ValueError(f"case {case}: found split {role!r}, expected {', '.join(ROLES)}")
+            if case <= last:
+                raise ValueError(f"case {case!r} follows {last!r}, expected each case once, in order")
+            last = case
+            yield case, patient, role
+        if not last:
+            raise ValueError("no case")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}", fix=_RESTORE) from error
+    except ValueError as error:
+        raise DataError(f"{path}: damaged: {error}", fix=_RESTORE) from error
+
+
+def _same_case(path: Path, row: tuple[str, str, str] | None, stored: str | None) -> bool:
+    if row is None or row[0] != stored:
+        found = "no further case" if row is None else f"case {row[0]}"
+        raise DataError(
+            f"{path}: found {found} where the store has {'none' if stored is None else stored}",
+            fix="restore the data, or start anew with --fresh",
+        )
+    return True
+
+
+def _num_held_out(split: SplitShares, num_groups: int) -> tuple[int, int]:
+    """How many groups validate and test; a share above zero is at least one. Refused: none left to train on."""
+    what = "patients" if split.group == "patient" else f"groups ({split.group})"
+    num_test = _count(split.test, num_groups)
+    if split.folds is not None:
+        if num_groups - num_test < split.folds:
+            raise DataError(
+                f"data.split: {num_groups} {what}, {num_test} of them for test, cannot make {split.folds} folds",
+                fix="add cases, or lower data.split.folds",
+            )
+        return 0, num_test
+    num_val = _count(split.val, num_groups)
+    if num_val + num_test >= num_groups:
+        raise DataError(
+            f"data.split: {num_groups} {what} cannot give {num_val} for validation, {num_test} for test "
+            "and at least one for training",
+            fix="add cases, or lower data.split.val and data.split.test",
+        )
+    return num_val, num_test
+
+
+def _count(share: float, total: int) -> int:
+    return max(1, round(share * total)) if share > 0 else 0
+
+
+def _shuffled(groups: Sequence[str], seed: int) -> tuple[Ints, int]:
+    """Number the groups in the order of their hashes; return each case's number, and how many groups there are.
+
+    Eight bytes of a hash are enough: groups that collide would only stay together.
+    """
+    prefix = f"{seed}:".encode()
+    hashes = (sha256(prefix + group.encode()).digest()[:8] for group in groups)
+    keys = np.fromiter(hashes, "S8", len(groups)).view(">u8").astype(np.uint64)
+    unique, number = np.unique(keys, return_inverse=True)
+    return number.astype(np.int64, copy=False), len(unique)
+
+
+def _group_strata(group: Ints, num_groups: int, strata: Sequence[str]) -> Ints:
+    """Number each group's stratum, which is the sorted set of its cases' strata, in the order of these sets."""
+    number = {name: n for n, name in enumerate(sorted(set(strata)))}
+    case_stratum = np.fromiter(map(number.__getitem__, strata), np.int64, len(group))
+    owner, member = np.divmod(np.unique(group * len(number) + case_stratum), len(number))
+    length = np.bincount(owner, minlength=num_groups)
+    first = np.cumsum(length) - length
+    stratum = np.zeros(num_groups, np.int64)
+    for depth in range(int(length.max())):  # as words are sorted: letter by letter, the shorter first
+        letter = np.where(depth < length, member[np.minimum(first + depth, len(member) - 1)] + 1, 0)
+        stratum = np.unique(stratum * (len(number) + 1) + letter, return_inverse=True)[1].astype(np.int64, copy=False)
+    return stratum
+
+
+def _allot(sizes: Ints, room: Ints, total: int, phase: int) -> Ints:
+    """Choose `total` from strata of these sizes: from each its proportion, give or take one, and at most its room.
+
+    Systematic: of all groups in a row every (number / total)-th, beginning at `phase`, so that strata too small for
+    a proportion of their own, neighbours in the order of strata, get it together.
+    """
+    number = int(sizes.sum())
+    marks = (np.cumsum(sizes) * total + phase) // max(1, number)
+    chosen: Ints = np.minimum(np.diff(marks, prepend=0), room)
+    while missing := total - int(chosen.sum()):  # where a stratum had no room: to those furthest below theirs
+        short = (sizes * total - chosen * number).astype(np.float64)
+        short[chosen >= room] = -np.inf
+        takers = np.argsort(-short, kind="stable")[: min(missing, int((chosen < room).sum()))]
+        chosen[takers] += 1
+    return chosen
+
+
+def _phase(seed: int, role: str, number: int) -> int:
+    return int.from_bytes(sha256(f"{seed}/{role}".encode()).digest()[:8], "big") % max(1, number)
+
+
+def _stated_roles(cases: Sequence[Case], stated: int) -> list[str]:
+    if stated < len(cases):
+        silent = [case.id for case in cases if not case.role]
+        raise DataError(
+            f"data: {stated} cases state their split, {len(silent)} do not: {_listed(silent)}",
+            fix="state it for all, or give data.split, e.g. data.split={val: 0.2}",
+        )
+    if unknown := [f"case {case.id}: split {case.role!r}" for case in cases if case.role not in ROLES]:
+        raise DataError.from_findings(_capped(unknown), fix=f"expected {', '.join(ROLES)}")
+    return [case.role for case in cases]
+
+
+def _column_roles(cases: Sequence[Case], split: SplitColumns) -> list[str]:
+    words = {_word(word): role for word, role in ((split.train, TRAIN), (split.val, VAL), (split.test, TEST))}
+    expected = ", ".join(map(repr, (split.train, split.val, split.test)))
+    if len(words) < len(ROLES):
+        raise ConfigError(f"data.split: {expected}: differ in case only", fix="give three different words")
+    known = _columns(cases)
+    if missing := [column for column in split.columns if column not in known]:
+        fix = "name a column of the table"
+        if all(case.role for case in cases):
+            fix = "leave data.split out: the data states its split by itself"
+        raise DataError.from_findings([_unknown_column("data.split.column", name, known) for name in missing], fix=fix)
+    column = split.columns[split.fold - 1]
+    found = [case.row.get(column) or "" for case in cases]
+    wrong: dict[str, list[str]] = {}
+    for case, value in zip(cases, found, strict=True):
+        if _word(value) not in words:
+            wrong.setdefault(value.strip(), []).append(case.id)
+    if wrong:
+        lines = [
+            f"data.split.column {column}: found {repr(value) if value else 'no entry'}, expected {expected}: "
+            f"cases {_listed(ids)}"
+            for value, ids in sorted(wrong.items())
+        ]
+        raise DataError.from_findings(
+            _capped(lines), fix="correct the table, or name its words in data.split.train, val and test"
+        )
+    return [words[_word(value)] for value in found]
+
+
+def _word(value: str) -> str:
+    return value.strip().casefold()
+
+
+def _groups(cases: Sequence[Case], group: str) -> list[str]:
+    """What must stay together: the patient, or the entry in a column of the table."""
+    if group == "patient":
+        return [case.patient for case in cases]
+    known = _columns(cases)
+    if group not in known:
+        raise DataError(_unknown_column("data.split.group", group, known), fix="use patient, or a column of the table")
+    groups = [(case.row.get(group) or "").strip() for case in cases]
+    if empty := [case.id for case, entry in zip(cases, groups, strict=True) if not entry]:
+        raise DataError(
+            f"data.split.group {group}: found no entry, expected one for every case: cases {_listed(empty)}",
+            fix="complete the table, or use data.split.group=patient",
+        )
+    return groups
+
+
+def _columns(cases: Iterable[Case]) -> list[str]:
+    return list(dict.fromkeys(column for case in cases for column in case.row))
+
+
+def _unknown_column(field: str, name: str, known: Sequence[str]) -> str:
+    if not known:
+        return f"{field}: the data has no column {name!r}: it is no table"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{field}: no column {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"found {_listed(known)}")
+
+
+def _refuse_overlap(cases: Sequence[Case], roles: Sequence[str], group: str) -> None:
+    """Refuse a patient, or what else is a group, with cases in two parts; all of them are listed."""
+    groups = _groups(cases, group)
+    first: dict[str, str] = {}
+    torn = {name for name, role in zip(groups, roles, strict=True) if first.setdefault(name, role) != role}
+    parts: dict[str, dict[str, list[str]]] = {name: {} for name in sorted(torn)}
+    for case, name, role in zip(cases, groups, roles, strict=True):
+        if name in torn:
+            parts[name].setdefault(role, []).append(case.id)
+    if parts:
+        lines = [
+            f"{group} {name}: found in {' and '.join(f'{role} ({_listed(ids)})' for role, ids in sorted(by.items()))}, "
+            "expected in one split only"
+            for name, by in parts.items()
+        ]
+        raise DataError.from_findings(
+            _capped(lines), fix=f"move all cases of a {group} to one split, or correct what names the {group}"
+        )
+
+
+def _listed(items: Collection[str]) -> str:
+    shown = ", ".join(list(items)[:_MOST_NAMED])
+    return shown + (f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else "")
+
+
+def _capped(lines: list[str]) -> list[str]:
+    rest = len(lines) - _MOST_LINES
+    return lines if rest <= 0 else [*lines[:_MOST_LINES], f"and {rest} more"]
