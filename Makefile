@@ -1,4 +1,4 @@
-.PHONY: setup demo check test clean
+.PHONY: setup demo check test bench clean
 
 BIN := .venv/bin
 
@@ -19,6 +19,12 @@ check: setup  ## lint, format, types, layers
 
 test: check  ## all checks and all tests
 	$(BIN)/python -m pytest
+
+BENCH_DATA ?= data/brats-like
+
+bench: setup  ## side by side with peers: patches, memory, disk; the stream of a million cases. Not part of test.
+	$(BIN)/python bench/patches.py --data $(BENCH_DATA) --patch 128 128 128 --threads 1
+	$(BIN)/python bench/stream.py --cases 1000000
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

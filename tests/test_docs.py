@@ -32,7 +32,7 @@ def checkout(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> 
     content["model"] = {"channels": [4, 8]}
     content["train"]["epochs"] = 4
     (tmp_path / "recipes" / "quick.yaml").write_text(yaml.safe_dump(content))
-    shutil.copytree(dataset, tmp_path / "MY_FOLDER")
+    shutil.copytree(dataset, tmp_path / "MY_DATA")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

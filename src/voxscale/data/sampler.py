@@ -89,7 +89,8 @@ class Stream:
     def positions(self, step: int, part: int = 0) -> range:
         """The positions within its epoch that `step` trains on in one part, over all its ranks."""
         start = (step - 1) % self.steps_per_epoch * self._part_batch
-        return self._span(part)[start : start + self._part_batch]
+        span = self._span(part) if part else self._first_span
+        return span[start : start + self._part_batch]
 
     def size(self, step: int) -> int:
         """How many samples `step` trains on, over all ranks."""
@@ -100,6 +101,8 @@ class Stream:
         """The positions of `step` that one rank trains on: of its part a contiguous and even share, in rank order."""
         ranks, place = self._ranks_per_part(world_size), rank // self.parts
         positions = self.positions(step, rank % self.parts)
+        if ranks == 1:
+            return positions
         return positions[len(positions) * place // ranks : len(positions) * (place + 1) // ranks]
 
     def largest_share(self, step: int, world_size: int) -> int:
@@ -149,6 +152,10 @@ class Stream:
     def _part_batch(self) -> int:
         """How many positions a step takes from each part; the plan lets only whole shares of the batch through."""
         return -(-self.batch // self.parts)
+
+    @cached_property
+    def _first_span(self) -> range:
+        return self._span(0)
 
     def _span(self, part: int) -> range:
         """The positions of a part in every epoch."""

@@ -1,0 +1,160 @@
+"""From data alone to a trained model: `init` and `train` on every format, and what the data settings do on the way."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import yaml
+
+from conftest import Cli, tiny_config
+from layouts import LAYOUTS, example_bytes, save_volume, tensor_bytes, write_shard
+from voxscale.data.cache import SHARED_MEMORY
+from voxscale.data.synthetic import make_volume
+from voxscale.files import read_csv, read_json
+
+SIZE = (32, 24, 24)
+QUICK = ["model={channels: [4, 8], residual_units: 0}", "train.epochs=1", "track=none", "log=quiet", "--devices", "1"]
+
+
+def fill_volumes(folder: Path) -> None:
+    """Put real voxels into the files of a layout."""
+    files = sorted(path for path in folder.rglob("*.nii*"))
+    for path in files:
+        is_label = any(word in str(path.relative_to(folder)) for word in ("labels", "seg", "mask"))
+        case = sum(map(ord, path.name.removeprefix("label").removeprefix("img").removeprefix("seg")[:2]))
+        image, label = make_volume(0, case, SIZE)
+        save_volume(path, label if is_label else image)
+
+
+def write_records(folder: Path) -> None:
+    for shard, cases in (("train_0", (0, 1)), ("valid_0", (2,))):
+        examples = []
+        for case in cases:
+            image, label = (volume.astype(np.float32) for volume in make_volume(0, case, SIZE))
+            examples.append(example_bytes(img=tensor_bytes(np.stack([image] * 2)), label=tensor_bytes(label)))
+        write_shard(folder / f"{shard}.tfrecord", examples)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_init_writes_a_config_that_trains_as_it_is(name: str, cli_here: Cli, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    source = layout.make(tmp_path / "data")
+    write_records(source) if layout.format == "tfrecord" else fill_volumes(tmp_path / "data")
+    made = cli_here("init", source, "--out", tmp_path / "c.yaml")
+    assert made.code == 0, made.err
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["data"]["format"] == layout.format
+    checked = cli_here("doctor", tmp_path / "c.yaml")
+    assert checked.code == 0, checked.out
+    done = cli_here("train", tmp_path / "c.yaml", *QUICK, "--run", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "done"
+    roles = {row["case"]: row["split"] for row in read_csv(tmp_path / "run" / "split.csv")}
+    assert tuple(roles) == layout.ids
+    if layout.format in ("list", "tfrecord"):
+        assert [roles[case] for case in layout.ids].count("val") == 1
+        assert roles[layout.ids[-1]] == "val", "the data states it"
+
+
+def test_an_archive_trains_without_a_config(cli_here: Cli, tmp_path: Path) -> None:
+    task = LAYOUTS["decathlon: the task"].make(tmp_path / "Task09_Spleen")
+    fill_volumes(task)
+    with tarfile.open(tmp_path / "Task09_Spleen.tar", "w") as archive:
+        archive.add(task, "Task09_Spleen")
+    done = cli_here("train", tmp_path / "Task09_Spleen.tar", *QUICK, "--run", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"patches__size": "full"},
+        {"data__spacing": [1.5, 1.0, 2.0], "augment": "full"},
+        {"data__size": [16, 32, 16], "patches__size": "full", "data__slices": {"z": [2, -1]}},
+        {"data__cache": {"where": "host", "rate": 0.5}},
+        {"data__cache": {"where": "device", "rate": 0.5, "replace": 0.5}, "train__epochs": 4},
+        {"data__stage": "$STAGE/here"},
+        {"data__split": {"folds": 4, "fold": 2, "test": 0.25}},
+    ],
+    ids=["full", "spacing", "size", "host", "rotating", "stage", "fold"],
+)
+def test_data_settings_train(
+    fields: dict[str, Any],
+    cli_here: Cli,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STAGE", str(tmp_path / "node"))
+    config = write_config(**{"train__epochs": 1, **fields})
+    done = cli_here("train", config, "--devices", 1, "--run", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "done"
+    plan = read_json(tmp_path / "run" / "plan.json")
+    assert (plan["stream"] == "global") == ("replace" not in fields.get("data__cache", {}))
+    if fields.get("patches__size") == "full":
+        assert plan["patch"] == [16, 32, 16] if "data__size" in fields else plan["patch"] == [24, 24, 16]
+    assert ((tmp_path / "node" / "here").exists()) == ("data__stage" in fields)
+    assert not list(SHARED_MEMORY.glob("voxscale-*")), "shared memory was left behind"
+
+
+@pytest.mark.ranks
+def test_two_ranks_share_the_nodes_memory_or_own_their_cases(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    plain = write_config("plain.yaml", train__epochs=2)
+    hosted = write_config("hosted.yaml", train__epochs=2, data__cache={"where": "host"})
+    own = write_config("own.yaml", train__epochs=2, data__cache={"where": "host", "share": "rank"})
+    sums = []
+    for config in (plain, hosted, own):
+        done = cli_here("train", config, "--devices", 2, "--run", tmp_path / config.stem, "--json")
+        assert done.code == 0, done.err
+        sums.append(done.json["weights_sha256"])
+    assert sums[0] == sums[1] != sums[2], "only share: rank changes what is trained on"
+    assert "2 ranks" in read_json(tmp_path / "own" / "plan.json")["stream"]
+    assert not list(SHARED_MEMORY.glob("voxscale-*"))
+
+
+def test_a_rotating_cache_that_would_hide_cases_is_refused(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = write_config(train__epochs=2, data__cache={"rate": 0.2, "replace": 0.1})
+    done = cli_here("train", config, "--run", tmp_path / "run")
+    assert done.code == 2
+    assert "in 2 epochs not every case would be seen" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_folds_together_validate_every_case_once(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = write_config(train__epochs=1, data__split={"folds": 3})
+    done = cli_here("train", config, "--folds", "all", "--devices", 1, "--run", tmp_path / "cv", "--json")
+    assert done.code == 0, done.err
+    assert len(done.json["folds"]) == 3
+    validated = [row["case"] for n in (1, 2, 3) for row in read_csv(tmp_path / "cv" / f"fold-{n}" / "cases.csv")]
+    assert sorted(validated) == sorted(row["case"] for row in read_csv(tmp_path / "cv" / "fold-1" / "split.csv"))
+    refused = cli_here("train", write_config("none.yaml"), "--folds", "all", "--run", tmp_path / "none")
+    assert refused.code == 2
+    assert "data.split has no folds" in refused.err
+
+
+def test_the_same_image_in_training_and_validation_is_refused(cli_here: Cli, tmp_path: Path, dataset: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for path in dataset.glob("*.nii.gz"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    image = nib.load(dataset / "img1.nii.gz")
+    for n in range(12):  # the same voxels, written anew under every name
+        nib.save(nib.Nifti1Image(np.asarray(image.dataobj), image.affine), folder / f"img{n}.nii.gz")
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tiny_config(folder)))
+    done = cli_here("train", tmp_path / "c.yaml", "--run", tmp_path / "run")
+    assert done.code == 3
+    assert "found the voxels of case" in done.err
+    assert not (tmp_path / "run").exists()
