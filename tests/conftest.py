@@ -23,6 +23,7 @@ from voxscale.data.synthetic import ensure_synthetic
 
 pytest_plugins = ["skips"]
 
+_MARK = "VOXSCALE_TEST_SESSION"
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = REPOSITORY / "recipes"
 
@@ -46,7 +47,13 @@ Cli = Callable[..., Finished]
 @pytest.fixture(scope="session", autouse=True)
 def session_environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands under test: a store of their own, no colours, a fixed width."""
-    own = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    own = {
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        _MARK: str(os.getpid()),
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in own.items():
             patch.setenv(name, value)
@@ -145,15 +152,15 @@ def write_config(tmp_path: Path, dataset: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _leaves_no_process() -> Iterator[None]:
-    """No test may leave a rank behind."""
+def _leaves_no_process(session_environ: dict[str, str]) -> Iterator[None]:
+    """No test may leave a process behind; those of another session do not count."""
     yield
+    mark = f"{_MARK}={session_environ[_MARK]}".encode()
     left = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = entry.read_bytes().split(b"\0")
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                left.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-        if any(word.startswith(b"voxscale.train.") for word in words):
-            left.append(b" ".join(words).decode())
-    assert not left, f"processes left behind: {left}"
+    assert not [command for command in left if "voxscale" in command], f"processes left behind: {left}"

@@ -75,7 +75,7 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
     follow(own_folder, cli_here, run_python, *alone, "train.epochs=1", "model.channels=[4,8]")
     follow(override, cli_here, run_python, *alone)
     listed = re.findall(r"^\| `(\w+)", (REPOSITORY / "README.md").read_text().partition("## Verbs")[2], re.MULTILINE)
-    assert listed == ["demo", "init", "prepare", "train", "evaluate", "runs"]
+    assert listed == ["demo", "init", "doctor", "show", "prepare", "train", "evaluate", "runs"]
 
 
 def test_the_config_page_lists_every_field_with_its_default() -> None:

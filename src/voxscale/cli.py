@@ -15,8 +15,6 @@ import typer
 
 if TYPE_CHECKING:
     from voxscale.config.schema import Config
-    from voxscale.launch.folder import OpenedRun
-    from voxscale.report.listing import RunRow
 
 app = typer.Typer(
     add_completion=False,
@@ -72,12 +70,13 @@ def demo(
     """
     from voxscale.config.load import make_config
     from voxscale.launch.demo import DEMO, score_demo
+    from voxscale.launch.start import train_here
 
     began = time.monotonic()
     out = out.resolve()
     content = {**DEMO, "data": {**DEMO["data"], "source": f"{out.name}-data"}}
     config = make_config(content, name="demo", base=out.parent)
-    opened = _train(config, out, devices=devices, fresh=_is_finished(out))
+    opened = train_here(config, out, os.environ, devices=devices, fresh=_is_finished(out))
     scores = score_demo(opened)
     seconds = time.monotonic() - began
     result = {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)}
@@ -242,6 +241,7 @@ def train(
     A data folder in place of CONFIG is init and train in one.
     """
     from voxscale.files import read_json
+    from voxscale.launch.start import train_folds, train_here
 
     settled = _config_or_data(config, overrides)
     root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
@@ -249,9 +249,11 @@ def train(
         _show_commands(settled, root, devices=devices, fresh=fresh, write=no_start, as_json=as_json)
         return
     if folds is not None:
-        _train_folds(settled, root, devices=devices, fresh=fresh, as_json=as_json)
+        result = train_folds(settled, root, os.environ, devices=devices, fresh=fresh)
+        text = f"{result['metric']} over {len(result['folds'])} folds: {result['mean']:.4f} ± {result['std']:.4f}"
+        _show(as_json, result, f"{text}, run folders in {root}")
         return
-    opened = _train(settled, root, devices=devices, fresh=fresh)
+    opened = train_here(settled, root, os.environ, devices=devices, fresh=fresh)
     metrics = read_json(opened.run.metrics)
     best = metrics.get("best")
     score = f"best {best['metric']} {best['value']:.4f} at step {best['step']}, " if best else ""
@@ -306,13 +308,13 @@ def runs(
     debug: Debug = False,
 ) -> None:
     """List runs: state, progress, best metric, age."""
-    from voxscale.report.listing import list_runs
+    from voxscale.report.listing import list_runs, render_runs
 
     rows = list_runs(folder)
     _show(
         as_json,
         {"runs": [row.as_json() for row in rows]},
-        _runs_table(rows) if rows else f"no runs in {folder}",
+        render_runs(rows) if rows else f"no runs in {folder}",
     )
 
 
@@ -379,53 +381,6 @@ def _config_or_data(path: Path, overrides: list[str] | None) -> Config:
     return read_config(path, overrides or ())
 
 
-def _train(config: Config, root: Path, *, devices: str, fresh: bool) -> OpenedRun:
-    from voxscale.launch.folder import draft_run, open_run
-    from voxscale.launch.local import train_local
-    from voxscale.launch.machine import look_at_machine
-
-    machine = look_at_machine()
-    opened = open_run(draft_run(config, root, machine, devices=devices, fresh=fresh), machine, os.environ)
-    if opened.is_done:
-        _note(config, f"{root}: done already; --fresh trains it anew")
-        return opened
-    plan = opened.plan
-    _note(
-        config,
-        f"training {plan.num_train} cases on {opened.why}: {plan.num_steps} steps of {plan.global_batch} patches, "
-        f"{plan.num_val} cases validate",
-    )
-    train_local(opened.run, opened.devices, os.environ)
-    return opened
-
-
-def _train_folds(config: Config, root: Path, *, devices: str, fresh: bool, as_json: bool) -> None:
-    import statistics
-
-    from voxscale.config.load import with_fold
-    from voxscale.data.split import num_folds
-    from voxscale.errors import ConfigError
-    from voxscale.files import read_json
-
-    count = num_folds(config.data.split)
-    if count == 1:
-        raise ConfigError(
-            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
-        )
-    runs = []
-    for fold in range(1, count + 1):
-        _note(config, f"fold {fold} of {count}")
-        opened = _train(with_fold(config, fold), root / f"fold-{fold}", devices=devices, fresh=fresh)
-        runs.append({"fold": fold, "run": str(opened.run.root), **read_json(opened.run.metrics)})
-    values = [run["best"]["value"] for run in runs if run.get("best")]
-    mean, std = statistics.fmean(values), statistics.pstdev(values)
-    _show(
-        as_json,
-        {"metric": config.validation.metric, "mean": mean, "std": std, "folds": runs},
-        f"{config.validation.metric} over {count} folds: {mean:.4f} ± {std:.4f}, run folders in {root}",
-    )
-
-
 def _show_commands(config: Config, root: Path, *, devices: str, fresh: bool, write: bool, as_json: bool) -> None:
     from voxscale.launch.folder import draft_run, open_run
     from voxscale.launch.local import render_commands
@@ -456,29 +411,6 @@ def _plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{name!r}: found characters that a name cannot have", fix="use letters, digits, . _ -")
     return name
-
-
-def _runs_table(rows: list[RunRow]) -> str:
-    def age(seconds: float) -> str:
-        for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-            if seconds >= length:
-                return f"{seconds / length:.0f} {unit}"
-        return f"{seconds:.0f} s"
-
-    cells = [("RUN", "STATE", "PROGRESS", "BEST", "AGE")]
-    for row in rows:
-        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)"
-        best = f"{row.metric} {row.best:.4f}" if row.best is not None else "-"
-        cells.append((row.run, row.state, share, best, age(row.age_s)))
-    widths = [max(len(line[column]) for line in cells) for column in range(5)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
-
-
-def _note(config: Config, text: str) -> None:
-    if config.log != "quiet":
-        typer.echo(text, err=True)
 
 
 def _show(as_json: bool, content: dict[str, Any], text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,24 @@ def describe_run(run: RunFolder) -> RunRow:
         metric=best.get("metric"),
         best=None if best.get("value") is None else float(best["value"]),
         age_s=round(max(0.0, time.time() - last_touched), 1),
+    )
+
+
+def render_runs(rows: Sequence[RunRow]) -> str:
+    def age(seconds: float) -> str:
+        for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+            if seconds >= length:
+                return f"{seconds / length:.0f} {unit}"
+        return f"{seconds:.0f} s"
+
+    cells = [("RUN", "STATE", "PROGRESS", "BEST", "AGE")]
+    for row in rows:
+        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)"
+        best = f"{row.metric} {row.best:.4f}" if row.best is not None else "-"
+        cells.append((row.run, row.state, share, best, age(row.age_s)))
+    widths = [max(len(line[column]) for line in cells) for column in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
 
 
