@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from nibabel.affines import voxel_sizes
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -31,6 +32,7 @@ _FRAMES, _GIF_COLOURS = 32, 64
 _PATCHES = 12
 
 Picture = NDArray[np.uint8]  # (height, width, 3)
+Spacing = NDArray[np.float64]
 
 
 def choose_case(manifest: Manifest, wanted: str | None, out: Path) -> Case:
@@ -59,11 +61,12 @@ def draw_case(prepared: PreparedCase, channels: Sequence[str]) -> Iterator[Pictu
     centre = _centre(label)
     names = list(channels) or [f"channel {n}" for n in range(len(prepared.image_cxyz))]
     greys = _to_bytes(prepared.image_cxyz)
+    spacing_mm = voxel_sizes(prepared.geometry.prepared_affine)
     for share in [0.5, *((np.arange(_FRAMES) + 0.5) / _FRAMES).tolist()]:
         at = [min(n - 1, int(2 * share * c) if share < 0.5 else int(c + (2 * share - 1) * (n - c)))
               for n, c in zip(label.shape, centre, strict=True)]  # fmt: skip
         rows = [
-            [_panel(image, label, axis, at[axis], f"{name} {'xyz'[axis]}={at[axis]}") for axis in range(3)]
+            [_panel(image, label, axis, at[axis], spacing_mm, f"{name} {'xyz'[axis]}={at[axis]}") for axis in range(3)]
             for name, image in zip(names, greys, strict=True)
         ]
         yield np.concatenate([np.concatenate(row, axis=1) for row in rows])
@@ -73,9 +76,9 @@ def draw_augmented(prepared: PreparedCase, config: Config) -> Iterator[Picture]:
     """The middle of some patches of the case, augmented as in the first epoch, then a scroll through them."""
     images, labels = _augmented(prepared, config)
     greys = _stretched(images, *np.percentile(images, (0.5, 99.5)))
-    depth = images.shape[-1]
+    spacing_mm, depth = voxel_sizes(prepared.geometry.prepared_affine), images.shape[-1]
     for z in [depth // 2, *np.linspace(0, depth - 1, min(depth, _FRAMES)).astype(int).tolist()]:
-        panels = [_panel(greys[n], labels[n], 2, z, f"patch {n}") for n in range(_PATCHES)]
+        panels = [_panel(greys[n], labels[n], 2, z, spacing_mm, f"patch {n}") for n in range(_PATCHES)]
         yield np.concatenate([np.concatenate(panels[n : n + 4], axis=1) for n in range(0, _PATCHES, 4)])
 
 
@@ -165,15 +168,18 @@ def _stretched(image: Floats, low: float, high: float) -> Picture:
     return grey
 
 
-def _panel(grey: Picture, label: Labels, axis: int, at: int, caption: str) -> Picture:
-    """One slice with its labels in colour: left is the lower end of the first axis, the second points up."""
+def _panel(grey: Picture, label: Labels, axis: int, at: int, spacing_mm: Spacing, caption: str) -> Picture:
+    """One slice, true to scale, with its labels in colour: left is the first axis' lower end, up the second's upper."""
     plane, mask = (np.take(volume, at, axis).T[::-1] for volume in (grey, label))
     colour = np.repeat(plane[..., None].astype(np.float32), 3, axis=2)
     tint = COLOURS[(mask.astype(int) - 1) % len(COLOURS)]
     colour = np.where(mask[..., None] > 0, (1 - _OPACITY) * colour + _OPACITY * tint, colour)
     slice_ = Image.fromarray(colour.astype(np.uint8))
-    scale = min(_EDGE / slice_.width, _EDGE / slice_.height)
-    slice_ = slice_.resize((max(1, round(slice_.width * scale)), max(1, round(slice_.height * scale))))
+    across, upward = np.delete(spacing_mm, axis)
+    scale = _EDGE / max(slice_.width * across, slice_.height * upward)
+    slice_ = slice_.resize(
+        (max(1, round(slice_.width * across * scale)), max(1, round(slice_.height * upward * scale)))
+    )
     panel = Image.new("RGB", (_EDGE + 4, _EDGE + _CAPTION + 4))
     panel.paste(slice_, ((_EDGE - slice_.width) // 2 + 2, _CAPTION + (_EDGE - slice_.height) // 2 + 2))
     ImageDraw.Draw(panel).text((4, 2), printable(caption)[:38], fill=(220, 220, 220))

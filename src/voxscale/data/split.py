@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.schema import SplitColumns, SplitShares
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.findings import printable
 from voxscale.errors import ConfigError, DataError
 from voxscale.files import read_rows, write_csv
 
@@ -313,7 +314,7 @@ def _refuse_overlap(cases: Sequence[Case], roles: Sequence[str], group: str) -> 
             parts[name].setdefault(role, []).append(case.id)
     if parts:
         lines = [
-            f"{group} {name}: found in {' and '.join(f'{role} ({_listed(ids)})' for role, ids in sorted(by.items()))}, "
+            f"{group} {printable(name)}: found in {' and '.join(f'{role} ({_listed(ids)})' for role, ids in sorted(by.items()))}, "
             "expected in one split only"
             for name, by in parts.items()
         ]
