@@ -314,8 +314,9 @@ def _refuse_overlap(cases: Sequence[Case], roles: Sequence[str], group: str) -> 
             parts[name].setdefault(role, []).append(case.id)
     if parts:
         lines = [
-            f"{group} {printable(name)}: found in {' and '.join(f'{role} ({_listed(ids)})' for role, ids in sorted(by.items()))}, "
-            "expected in one split only"
+            f"{group} {printable(name)}: found in "
+            + " and ".join(f"{role} ({_listed(ids)})" for role, ids in sorted(by.items()))
+            + ", expected in one split only"
             for name, by in parts.items()
         ]
         raise DataError.from_findings(
