@@ -135,7 +135,7 @@ def hold(path: Path) -> BinaryIO | None:
     """Share a lock on the file `path`, if it is there, for as long as the returned file is open."""
     try:
         stream = path.open("rb")
-        fcntl.lockf(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.lockf(stream, fcntl.LOCK_SH)
     except OSError:
         return None
     return stream

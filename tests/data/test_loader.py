@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from conftest import tiny_config
 from voxscale.config.load import make_config
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare
-from voxscale.data.cache import FromDevice, FromHost, FromStore, Source, sweep_shared_memory
+from voxscale.data.cache import FromDevice, FromHost, FromStore, Memory, Source
 from voxscale.data.formats import find_cases
 from voxscale.data.loader import Batch, PatchLoader
 from voxscale.data.sampler import PatchSampler, Stream
+from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.data.store import Store
 from voxscale.errors import DataError, InfrastructureError
 from voxscale.plan.plan import make_stream, split_batch
@@ -75,7 +77,8 @@ def read(
         prefetch=workers + 1,
         pin_memory=False,
     )
-    return [[_samples(batch) for batch in batches] for batches in loader.steps(*steps)]
+    with closing(loader):
+        return [[_samples(batch) for batch in batches] for batches in loader.steps(*steps)]
 
 
 def _samples(batch: Batch) -> list[Sampled]:
@@ -132,7 +135,7 @@ def test_where_patches_are_cut_from_changes_nothing(
     cached = configure(dataset, patches__size=[16] * 3, augment="full", data__cache={"where": where, "rate": rate})
     expected, found = flat(read(store, plain)), flat(read(store, cached, workers=3, root=tmp_path))
     assert all(same(*pair) for step in zip(expected, found, strict=True) for pair in zip(*step, strict=True))
-    assert list(tmp_path.iterdir()) == [], "shared memory was left behind"
+    assert not list(tmp_path.glob("voxscale-*")), "shared memory was left behind"
 
 
 @pytest.mark.parametrize("where", ["store", "host", "device"])
@@ -146,7 +149,7 @@ def test_a_rotating_cache_shows_every_case(where: str, store: Store, dataset: Pa
     seen = [{sample[0] for step in epoch for sample in step} for epoch in epochs]
     assert all(len(cases) == 4 for cases in seen)
     assert set.union(*seen) == {store.id(row) for row in ROWS}
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("voxscale-*"))
 
 
 def test_ranks_with_cases_of_their_own(store: Store, dataset: Path, tmp_path: Path) -> None:
@@ -168,10 +171,8 @@ def test_host_memory_is_shared_and_swept(store: Store, tmp_path: Path) -> None:
 
     first, second = (FromHost(store, held, "run", root=tmp_path) for _ in range(2))
     box = (slice(0, 8),) * 3
-    from voxscale.data.cache import Memory
-
     image, _ = first.read(3, box, 1, Memory())
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("voxscale-*")
     assert folder.stat().st_mode & 0o777 == 0o700
     (brought,) = folder.glob("*.raw")
     before = brought.stat().st_mtime_ns
@@ -197,7 +198,7 @@ def test_too_little_shared_memory_is_told_at_once(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
     with pytest.raises(InfrastructureError, match="MB of shared memory"):
         FromHost(store, lambda epoch: ROWS, "run", root=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("voxscale-*"))
 
 
 def test_a_damaged_chunk_is_named(store: Store, dataset: Path, tmp_path: Path) -> None:

@@ -314,5 +314,5 @@ def test_what_a_reader_holds_does_not_grow_with_the_cases(store: Store) -> None:
     """The index is mapped, not read: its rows are shared by all readers through the page cache."""
     assert isinstance(store._rows, np.memmap)
     assert read_json(store.folder / "index.json").keys() == {
-        "schema", "source", "cases", "channels", "labels", "dtype", "digest", "bytes", "index_sha256",
+        "schema", "source", "cases", "channels", "labels", "dtype", "digest", "bytes", "index_sha256", "seal",
     }  # fmt: skip

@@ -14,7 +14,7 @@ import yaml
 
 from conftest import Cli, tiny_config
 from layouts import LAYOUTS, example_bytes, save_volume, tensor_bytes, write_shard
-from voxscale.data.cache import SHARED_MEMORY
+from voxscale.data.shared_memory import SHARED_MEMORY
 from voxscale.data.synthetic import make_volume
 from voxscale.files import read_csv, read_json
 

@@ -320,12 +320,7 @@ class Config(Section):
             )
             if size is not None and any(n % self.model.stride for n in size)
         ]
-        problems += [
-            f"augment: rotate90 in axes {list(turn.axes)} needs equal patches.size there, "
-            f"found {patch[turn.axes[0]]} and {patch[turn.axes[1]]}"
-            for turn in self.augment
-            if isinstance(turn, Rotate90) and patch is not None and patch[turn.axes[0]] != patch[turn.axes[1]]
-        ]
+        problems += turning_problems(self.augment, patch) if patch is not None else []
         problems += check_transforms(self.augment)
         if problems:
             raise ValueError("\n".join(problems))
@@ -334,3 +329,13 @@ class Config(Section):
 
 def _nearest_multiple(value: int, of: int) -> int:
     return max(of, round(value / of) * of)
+
+
+def turning_problems(augment: tuple[Any, ...], patch: tuple[int, int, int]) -> list[str]:
+    """Quarter turns that would not fit back into the patch."""
+    return [
+        f"augment: rotate90 in axes {list(turn.axes)} needs equal patches.size there, "
+        f"found {patch[turn.axes[0]]} and {patch[turn.axes[1]]}"
+        for turn in augment
+        if isinstance(turn, Rotate90) and patch[turn.axes[0]] != patch[turn.axes[1]]
+    ]

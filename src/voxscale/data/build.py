@@ -6,14 +6,17 @@ asked whether it is stale. The shape of chunks follows the patch size; it is a m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import blosc2
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,15 +26,17 @@ from voxscale.data.cases import Case, Manifest
 from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess
 from voxscale.data.store import (
-    FILES,
     IN_USE,
     ROW,
     SCHEMA_VERSION,
+    SUMMED,
     Checksums,
     DamagedStore,
     Store,
     damaged_rows,
     open_store,
+    seal,
+    sizes_of,
 )
 from voxscale.data.volumes import Labels, RawCase, read_case
 from voxscale.errors import DataError, InfrastructureError
@@ -102,7 +107,9 @@ def store_key(manifest: Manifest, data: Data) -> str:
     stamps = {path: _stamp(path) for case in manifest.cases for path in case.files}
     files = [[c.id, c.record, [[str(path.absolute()), *stamps[path]] for path in c.files]] for c in manifest.cases]
     preprocessing = {name: value for name, value in plain(data).items() if name in _PREPROCESSING}
-    identity = json.dumps([SCHEMA_VERSION, preprocessing, files, sorted(manifest.labels)]).encode()
+    identity = json.dumps(
+        [SCHEMA_VERSION, preprocessing, files, sorted(manifest.labels), len(manifest.channels)]
+    ).encode()
     return hashlib.sha256(identity).hexdigest()[:24]
 
 
@@ -135,6 +142,7 @@ def _build(folder: Path, manifest: Manifest, data: Data, patch: Shape | None, th
     cases = manifest.cases
     (folder / "cases").mkdir(parents=True, exist_ok=True)
     (folder / IN_USE).touch()
+    remove_temporaries(folder)
     remove_temporaries(folder / "cases")
     with progress("preparing cases", len(cases)) as advance, ThreadPoolExecutor(threads) as pool:
 
@@ -173,43 +181,49 @@ def _write_index(folder: Path, cases: list[Case], details: list[dict[str, Any]],
     for n, (case, detail) in enumerate(zip(cases, details, strict=True)):
         labels[n, detail["labels"]] = True
         rows[n]["id"], rows[n]["shape"] = case.id.encode(), detail["shape"]
-        rows[n]["bytes"] = [_size(folder / "cases" / case.id / name) for name in FILES]
+        inside = folder / "cases" / case.id
+        rows[n]["bytes"] = sizes_of(inside)
+        rows[n]["sums"] = [google_crc32c.value(path.read_bytes()) if (path := inside / name).is_file() else 0
+                           for name in SUMMED]  # fmt: skip
         rows[n]["sha256"], rows[n]["image_sha256"] = (bytes.fromhex(detail[k]) for k in ("sha256", "image_sha256"))
     rows["labels"] = np.packbits(labels, axis=1, bitorder="little")
     rows = rows[np.argsort(rows["id"], kind="stable")]
     with publish(folder / "index.npy") as temporary, temporary.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
     contents = hashlib.sha256(b"".join(bytes(row["id"]) + b"\0" + bytes(row["sha256"]) for row in rows))
-    write_json(
-        folder / "index.json",
-        {
-            "schema": SCHEMA_VERSION,
-            "source": Path(data.source).name,
-            "cases": len(rows),
-            "channels": details[0]["channels"],
-            "labels": np.flatnonzero(labels.any(axis=0)).tolist(),
-            "dtype": _dtype(data).name,
-            "digest": contents.hexdigest(),
-            "bytes": int(np.maximum(rows["bytes"], 0).sum()),
-            "index_sha256": sha256_of(folder / "index.npy"),
-        },
-    )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
+    header = {
+        "schema": SCHEMA_VERSION,
+        "source": Path(data.source).name,
+        "cases": len(rows),
+        "channels": details[0]["channels"],
+        "labels": np.flatnonzero(labels.any(axis=0)).tolist(),
+        "dtype": _dtype(data).name,
+        "digest": contents.hexdigest(),
+        "bytes": int(np.maximum(rows["bytes"], 0).sum()),
+        "index_sha256": sha256_of(folder / "index.npy"),
+    }
+    write_json(folder / "index.json", {**header, "seal": seal(header)})
 
 
 def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patch: Shape | None) -> dict[str, Any]:
-    """Write one case and return what the index has to know; a case that is there already is only described."""
-    if not folder.exists():
-        raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
-        prepared = _preprocessed(case, raw, data)
-        with publish(folder) as temporary:
-            temporary.mkdir()
-            _write_case(temporary, raw, prepared, _dtype(data), patch)
-    details: dict[str, Any] = read_json(folder / "case.json")
-    return details
+    """Write one case and return what the index has to know; a sound one that is there already is only described."""
+    if (details := _described(folder)) is not None:
+        return details
+    remove(folder)
+    raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
+    prepared = _preprocessed(case, raw, data)
+    with publish(folder) as temporary:
+        temporary.mkdir()
+        return _write_case(temporary, raw, prepared, _dtype(data), patch)
+
+
+def _described(folder: Path) -> dict[str, Any] | None:
+    """What an earlier build wrote of a case, if it is there in full length."""
+    try:
+        details: dict[str, Any] = read_json(folder / "case.json")
+        return details if details["bytes"] == sizes_of(folder)[:-1] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _preprocessed(case: Case, raw: RawCase, data: Data) -> PreparedCase:
@@ -219,7 +233,9 @@ def _preprocessed(case: Case, raw: RawCase, data: Data) -> PreparedCase:
         raise DataError(f"case {case.id}: {error.message}", fix=error.fix) from error
 
 
-def _write_case(folder: Path, raw: RawCase, prepared: PreparedCase, dtype: np.dtype[Any], patch: Shape | None) -> None:
+def _write_case(
+    folder: Path, raw: RawCase, prepared: PreparedCase, dtype: np.dtype[Any], patch: Shape | None
+) -> dict[str, Any]:
     image_cxyz, label_xyz = prepared.image_cxyz.astype(dtype), prepared.label_xyz
     shape = image_cxyz.shape[1:]
     chunks, blocks = choose_chunks(shape, patch)
@@ -231,18 +247,18 @@ def _write_case(folder: Path, raw: RawCase, prepared: PreparedCase, dtype: np.dt
         checksums["label"] = Checksums.of(folder / "label.b2nd").as_json()
         labels = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256)).tolist()
         np.save(folder / "places.npy", _find_places(label_xyz, labels), allow_pickle=False)
-    write_json(
-        folder / "case.json",
-        {
-            "shape": list(shape),
-            "channels": len(image_cxyz),
-            "labels": labels,
-            "sha256": raw.sha256,
-            "image_sha256": raw.image_sha256,
-            "geometry": prepared.geometry.as_json(),
-            "checksums": checksums,
-        },
-    )
+    details: dict[str, Any] = {
+        "shape": list(shape),
+        "channels": len(image_cxyz),
+        "labels": labels,
+        "sha256": raw.sha256,
+        "image_sha256": raw.image_sha256,
+        "geometry": prepared.geometry.as_json(),
+        "checksums": checksums,
+        "bytes": sizes_of(folder)[:-1],  # of the files before this one
+    }
+    write_json(folder / "case.json", details)
+    return details
 
 
 def choose_chunks(shape: tuple[int, ...], patch: Shape | None) -> tuple[Shape, Shape]:
@@ -260,7 +276,12 @@ def choose_chunks(shape: tuple[int, ...], patch: Shape | None) -> tuple[Shape, S
 
 def _write_array(path: Path, array: NDArray[Any], chunks: tuple[int, ...], blocks: tuple[int, ...]) -> None:
     fast = {"codec": blosc2.Codec.LZ4, "clevel": 1, "nthreads": 1, "filters": [blosc2.Filter.NOFILTER]}
-    blosc2.asarray(np.ascontiguousarray(array), urlpath=str(path), chunks=chunks, blocks=blocks, cparams=fast)
+    try:
+        blosc2.asarray(np.ascontiguousarray(array), urlpath=str(path), chunks=chunks, blocks=blocks, cparams=fast)
+    except RuntimeError as error:  # blosc2 does not say why it cannot write
+        free = shutil.disk_usage(path.parent).free
+        what = f"no room: found {free >> 20} MB free, a case takes up to {array.nbytes >> 20} MB"
+        raise OSError(errno.ENOSPC, what) from error
 
 
 def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:
@@ -269,7 +290,10 @@ def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:
     for label in labels:
         if label > 0:
             flat = np.flatnonzero(label_xyz.ravel() == label)
-            flat = flat[:: max(1, -(-len(flat) // PLACES_PER_LABEL))]
+            if len(flat) > PLACES_PER_LABEL:
+                # One of each of so many equal parts, at random: a fixed step would keep to planes of the volume.
+                edges = np.linspace(0, len(flat), PLACES_PER_LABEL + 1).astype(np.intp)
+                flat = flat[np.random.default_rng(label).integers(edges[:-1], edges[1:])]
             places = np.stack(np.unravel_index(flat, label_xyz.shape), axis=1)
             found.append(np.insert(places, 0, label, axis=1).astype(np.int16))
     return np.concatenate(found)

@@ -6,7 +6,7 @@ reuses, in shared memory or on the device: it is for reading, and only until the
 
 from __future__ import annotations
 
-import os
+import errno
 import secrets
 import shutil
 from collections.abc import Callable
@@ -18,12 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from voxscale.data.shared_memory import SHARED_MEMORY, SharedFolder
 from voxscale.data.store import Box, Store
 from voxscale.errors import InfrastructureError
-from voxscale.files import hold, locked, remove
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  -- memory, by its nature shared; folders in it are 0700
-_IN_USE = "in-use"
 
 Patch = tuple[torch.Tensor, torch.Tensor]  # (c, x, y, z) in the store's type, (x, y, z) uint8
 Held = Callable[[int], NDArray[np.int32]]  # epoch → the rows that the cache holds in it
@@ -69,32 +66,19 @@ class FromStore:
 
 
 class FromHost:
-    """Decompressed cases in the node's shared memory: each is brought there once, by the rank that needs it first.
-
-    The folder goes with the last rank that uses it. What killed ranks left is swept by the next start.
-    """
+    """Decompressed cases in the node's shared memory: each is brought there once, by the rank that needs it first."""
 
     def __init__(self, store: Store, held: Held, name: str, *, root: Path = SHARED_MEMORY) -> None:
         self._store, self._held = store, held
-        sweep_shared_memory(root)
-        self._folder = root / f"voxscale-{os.getuid()}-{name}"
+        self._folder = SharedFolder(name, root)
         self._epoch, self._rows = 0, frozenset[int]()
         self._brought: set[int] = set()
         self._lock = Lock()
-        first = held(1)
-        needed = sum(store.nbytes(int(row)) for row in first)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        (self._folder / _IN_USE).touch()
-        self._in_use = hold(self._folder / _IN_USE)
-        present = sum(path.stat().st_size for path in self._folder.glob("*.raw"))
-        free = shutil.disk_usage(root).free
-        if needed > free + present:
+        needed = sum(store.nbytes(int(row)) for row in held(1))
+        present = sum(path.stat().st_size for path in self._folder.path.glob("*.raw"))
+        if needed > shutil.disk_usage(root).free + present:
             self.close()
-            raise InfrastructureError(
-                f"data.cache: found {(free + present) >> 20} MB of shared memory in {root}, expected "
-                f"{needed >> 20} MB for {len(first)} cases",
-                fix="lower data.cache.rate, or use data.cache.where: store",
-            )
+            raise self._no_room(needed)
 
     def read(self, row: int, box: Box, epoch: int, memory: Memory) -> Patch:
         self._enter(epoch)
@@ -108,10 +92,7 @@ class FromHost:
         return torch.from_numpy(image), torch.from_numpy(label)
 
     def close(self) -> None:
-        if self._in_use is not None:
-            self._in_use.close()
-            self._in_use = None
-        _remove_unused(self._folder)
+        self._folder.close()
 
     def _enter(self, epoch: int) -> None:
         """Once per epoch: drop what this rank has brought and does not hold any more."""
@@ -119,22 +100,40 @@ class FromHost:
             if epoch > self._epoch:
                 self._epoch, self._rows = epoch, frozenset(self._held(epoch).tolist())
                 for row in self._brought - self._rows:
-                    (self._folder / f"{row}.raw").unlink(missing_ok=True)
+                    (self._folder.path / f"{row}.raw").unlink(missing_ok=True)
                 self._brought &= self._rows
 
     def _content(self, row: int) -> NDArray[np.uint8]:
-        path = self._folder / f"{row}.raw"
+        path = self._folder.path / f"{row}.raw"
         try:
             return _mapped(path)
         except FileNotFoundError:
-            own = self._folder / f"{row}.{secrets.token_hex(4)}.part"
+            return self._bring(row, path)
+
+    def _bring(self, row: int, path: Path) -> NDArray[np.uint8]:
+        own = path.with_suffix(f".{secrets.token_hex(4)}.part")
+        try:
             with own.open("wb") as file:
                 file.write(self._store.read_image(row).data)
                 file.write(self._store.read_label(row).data)
+            content = _mapped(own)  # before another rank, done with the case, can take it away
             own.rename(path)
-            with self._lock:
-                self._brought.add(row)
-            return _mapped(path)
+        except OSError as error:
+            own.unlink(missing_ok=True)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._no_room(self._store.nbytes(row)) from error
+        with self._lock:
+            self._brought.add(row)
+        return content
+
+    def _no_room(self, needed: int) -> InfrastructureError:
+        free = shutil.disk_usage(self._folder.root).free
+        return InfrastructureError(
+            f"data.cache: found {free >> 20} MB of shared memory free in {self._folder.root}, "
+            f"expected {needed >> 20} MB more",
+            fix="lower data.cache.rate, or use data.cache.where: store",
+        )
 
 
 class FromDevice:
@@ -171,21 +170,6 @@ class FromDevice:
                 f"data.cache: device memory was full after {len(self._cases)} of {len(self._rows)} cases",
                 fix="lower data.cache.rate, or use data.cache.where: host",
             ) from error
-
-
-def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
-    """Delete what this user's killed ranks left in shared memory."""
-    for folder in root.glob(f"voxscale-{os.getuid()}-*"):
-        _remove_unused(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    try:
-        if folder.is_dir():
-            with locked(folder / _IN_USE, wait=False):
-                remove(folder)
-    except OSError:  # someone uses it, or it has just gone
-        return
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:

@@ -1,7 +1,7 @@
 """Batches for one rank: threads read and augment patches ahead, in the order of the stream, into memory that is reused.
 
-On a CPU a thread takes a sample all the way into its row of the batch. For a GPU threads read into pinned memory; the
-copy to the device and the augmentation there run on a stream of their own, beside the training step.
+On a CPU a thread takes a sample all the way into its row of the batch. For a GPU threads read into pinned memory, and
+one more sends off the copies and the augmentation on a stream of their own, beside the training steps before.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Loading:
-    """A micro-batch in the making."""
+    """A micro-batch in the making: on a CPU rows of `memory` that are being filled, else what a GPU has been sent."""
 
     reads: list[Future[_Read]]
     num_real: int
-    memory: Patch | None = None  # on a CPU, what its rows are written to
+    memory: Patch | None = None
+    sent: Future[tuple[Patch, torch.cuda.Event]] | None = None
 
 
 class Cases(Prepared, Protocol):
@@ -106,22 +107,27 @@ class PatchLoader:
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
+    def close(self) -> None:
+        self.source.close()
+
     def steps(self, first_step: int, last_step: int) -> Iterator[list[Batch]]:
-        with ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="loader") as pool:
+        with (
+            ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="loader") as readers,
+            ThreadPoolExecutor(1, thread_name_prefix="sender") as sender,
+        ):
             ahead: deque[list[_Loading]] = deque()
             upcoming = iter(range(first_step, last_step + 1))
             try:
                 for _ in range(first_step, last_step + 1):
                     while len(ahead) <= self.prefetch and (step := next(upcoming, None)) is not None:
-                        ahead.append(self._submit(pool, step))
+                        ahead.append(self._submit(readers, sender, step))
                     loading = ahead.popleft()
                     yield [self._finish(micro_batch) for micro_batch in loading]
                     self._free_rows.extend(micro.memory for micro in loading if micro.memory is not None)
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-                self.source.close()
+                readers.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, pool: ThreadPoolExecutor, step: int) -> list[_Loading]:
+    def _submit(self, readers: ThreadPoolExecutor, sender: ThreadPoolExecutor, step: int) -> list[_Loading]:
         stream = self.sampler.stream
         epoch, share = stream.epoch_of(step), stream.share(step, self.rank, self.world_size)
         batches = []
@@ -131,13 +137,13 @@ class PatchLoader:
             if self._stream is None:
                 image, label = self._free_rows.popleft() if self._free_rows else self._empty(self.micro_batch)
                 reads = [
-                    pool.submit(self._read_into, epoch, position, image[row], label[row])
+                    readers.submit(self._read_into, epoch, position, image[row], label[row])
                     for row, position in enumerate(positions)
                 ]
-                batches.append(_Loading(reads, len(real), (image, label)))
+                batches.append(_Loading(reads, len(real), memory=(image, label)))
             else:
-                reads = [pool.submit(self._read_to_slot, epoch, position) for position in positions]
-                batches.append(_Loading(reads, len(real)))
+                reads = [readers.submit(self._read_to_slot, epoch, position) for position in positions]
+                batches.append(_Loading(reads, len(real), sent=sender.submit(self._send, self._stream, reads)))
         return batches
 
     def _read_into(self, epoch: int, position: int, image: torch.Tensor, label: torch.Tensor) -> _Read:
@@ -151,7 +157,10 @@ class PatchLoader:
     def _read_to_slot(self, epoch: int, position: int) -> _Read:
         """Read one sample into pinned memory. Runs in a thread."""
         read, box, origin = self._plan(epoch, position)
-        slot = self._free_slots.pop() if self._free_slots else _Slot(pinned=self.pin_memory)
+        try:
+            slot = self._free_slots.pop()
+        except IndexError:
+            slot = _Slot(pinned=self.pin_memory)
         if slot.copied is not None:
             slot.copied.synchronize()
         image, label = self.source.read(read.sample.row, box, epoch, slot.memory)
@@ -173,7 +182,7 @@ class PatchLoader:
 
     def _finish(self, loading: _Loading) -> Batch:
         reads = [future.result() for future in loading.reads]
-        image, label = loading.memory if loading.memory is not None else self._on_device(reads)
+        image, label = loading.memory if loading.memory is not None else self._received(loading)
         return Batch(
             image=image[: len(reads)],
             label=label[: len(reads)],
@@ -183,24 +192,31 @@ class PatchLoader:
             seed=reads[0].network_seed,
         )
 
-    def _on_device(self, reads: list[_Read]) -> Patch:
-        """Copy and augment on the loader's own stream; the training stream waits for it, the host does not."""
-        assert self._stream is not None  # noqa: S101
-        with torch.cuda.stream(self._stream):
+    def _send(self, stream: torch.cuda.Stream, reading: list[Future[_Read]]) -> tuple[Patch, torch.cuda.Event]:
+        """Copy and augment a micro-batch on the loader's own stream. Runs in the sender's thread."""
+        reads = [future.result() for future in reading]
+        with torch.cuda.stream(stream):
             image, label = self._empty(len(reads))
             for row, read in enumerate(reads):
-                assert read.patch is not None and read.slot is not None  # noqa: S101
-                moved = [tensor.to(self.device, non_blocking=True) for tensor in read.patch]
-                read.slot.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                read.slot.copied.record(self._stream)
+                if read.patch is None or read.slot is None:
+                    raise ValueError("a sample for a GPU without its voxels")
+                source_image, source_label = (tensor.to(self.device, non_blocking=True) for tensor in read.patch)
+                read.slot.copied = _recorded(stream)
                 self._free_slots.append(read.slot)
                 place(
-                    read.drawn, moved[0], moved[1], origin=read.origin,
+                    read.drawn, source_image, source_label, origin=read.origin,
                     out_image=image[row], out_label=label[row], scratch=self._mine.scratch,
                 )  # fmt: skip
             adjust(image, [read.drawn for read in reads], scratch=self._mine.scratch)
+            return (image, label), _recorded(stream)
+
+    def _received(self, loading: _Loading) -> Patch:
+        """Hand a sent micro-batch over to the training stream, which waits for it; the host does not."""
+        if loading.sent is None:
+            raise ValueError("a micro-batch that was neither read nor sent")
+        (image, label), ready = loading.sent.result()
         training = torch.cuda.current_stream(self.device)
-        training.wait_stream(self._stream)
+        training.wait_event(ready)
         image.record_stream(training)
         label.record_stream(training)
         return image, label
@@ -214,3 +230,9 @@ def _copied(tensor: torch.Tensor, memory: Memory, name: str) -> torch.Tensor:
     content = torch.from_numpy(memory.of(name, tensor.numel() * tensor.itemsize))
     content = content[: tensor.numel() * tensor.itemsize].view(tensor.dtype).view(tensor.shape)
     return content.copy_(tensor)
+
+
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event

@@ -204,24 +204,24 @@ class PatchSampler:
         return Sample(position, row, self._start(row, rng), rng)
 
     def _start(self, row: int, rng: np.random.Generator) -> Triple:
-        """The corner of a patch; with probability `foreground` a patch around a voxel of a random label."""
+        """The corner of a patch; with probability `foreground` a patch around a voxel of a random label.
+
+        Along an axis on which the case is smaller than the patch it lies in the middle, so the corner is outside.
+        """
         shape = self._store.shape(row)
         last = [max(0, whole - size) for whole, size in zip(shape, self._size, strict=True)]
         wants_foreground = rng.random() < self._foreground
         if wants_foreground and (labels := self._store.labels_at(row)):
             places = self._store.places(row, labels[rng.integers(len(labels))])
             centre = places[rng.integers(len(places))].tolist()
-            x, y, z = (
-                int(min(max(0, at - size // 2), end)) for at, size, end in zip(centre, self._size, last, strict=True)
-            )
+            start = [min(max(0, at - size // 2), end) for at, size, end in zip(centre, self._size, last, strict=True)]
         else:
-            x, y, z = (int(rng.integers(end + 1)) for end in last)
+            start = [int(rng.integers(end + 1)) for end in last]
+        x, y, z = (
+            at if whole >= size else -((size - whole) // 2)
+            for at, whole, size in zip(start, shape, self._size, strict=True)
+        )
         return x, y, z
-
-
-def patch_box(start: Triple, size: Triple) -> tuple[slice, slice, slice]:
-    x, y, z = (slice(at, at + n) for at, n in zip(start, size, strict=True))
-    return x, y, z
 
 
 @lru_cache(maxsize=2)

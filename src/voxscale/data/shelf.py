@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from voxscale.data.store import IN_USE, Store, open_store
+from voxscale.data.store import IN_USE, DamagedStore, Store, open_store
 from voxscale.errors import InfrastructureError
-from voxscale.files import locked, publish, read_json, remove
+from voxscale.files import is_locked, locked, publish, read_json, remove
 
 _ROOM = 1.05  # a copy is refused unless this much of its size is free
 
@@ -68,18 +69,21 @@ def prune_stores(root: Path, *, idle_days: float) -> list[Shelved]:
 def stage_store(store: Store, into: Path) -> Store:
     """Open a copy of the store on the node's own disk; the first rank on the node makes it, the others wait."""
     copy = into / store.folder.name
+    remedy = f"delete {copy}; it is copied again"
     try:
         with locked(into / f".{copy.name}.lock"):
-            if not (copy / "index.json").exists():
-                remove(copy)
-                _check_room(store.folder, into)
-                with publish(copy) as temporary:
-                    shutil.copytree(store.folder, temporary)
+            with suppress(DamagedStore):
+                return open_store(copy, remedy=remedy)
+            for leftover in (copy, *into.glob(f".{copy.name}.*.tmp")):
+                remove(leftover)
+            _check_room(store.folder, into)
+            with publish(copy) as temporary:
+                shutil.copytree(store.folder, temporary)
     except OSError as error:
         raise InfrastructureError(
             f"data.stage {into}: cannot be used: {error.strerror or error}", fix="choose a writable folder with room"
         ) from error
-    return open_store(copy)
+    return open_store(copy, remedy=remedy)
 
 
 def _check_room(folder: Path, into: Path) -> None:
@@ -91,6 +95,14 @@ def _check_room(folder: Path, into: Path) -> None:
         )
 
 
+def _length(path: Path) -> int:
+    """Of a file that may vanish at any moment, when someone builds here."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _describe(folder: Path) -> Shelved:
     idle_days = (time.time() - (folder / IN_USE).stat().st_mtime) / 86400 if (folder / IN_USE).exists() else 0.0
     try:
@@ -98,10 +110,7 @@ def _describe(folder: Path) -> Shelved:
         source, cases, size, state = header["source"], header["cases"], header["bytes"], "ready"
     except (OSError, ValueError, KeyError, TypeError):
         source, cases, state = "?", sum(1 for _ in (folder / "cases").iterdir()), "unfinished"
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    try:
-        with locked(folder / IN_USE, wait=False):
-            pass
-    except BlockingIOError:
+        size = sum(_length(path) for path in folder.rglob("*"))
+    if is_locked(folder / IN_USE):
         state = "in use"
     return Shelved(folder.name, source, cases, size, round(max(0.0, idle_days), 2), state)

@@ -10,6 +10,9 @@ chunk against its checksum when it is first read. `build.py` writes stores; `she
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +31,7 @@ from voxscale.data.volumes import Labels
 from voxscale.errors import DataError
 from voxscale.files import hold, read_json, sha256_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILES = ("image.b2nd", "label.b2nd", "places.npy", "case.json")
 ROW = np.dtype(
     [
@@ -36,29 +39,35 @@ ROW = np.dtype(
         ("shape", "<i4", 3),
         ("labels", "u1", 32),  # one bit per label value that the case has
         ("bytes", "<i8", len(FILES)),  # -1: there is no such file
+        ("sums", "<u4", 2),  # checksums of places.npy and case.json; the arrays have theirs by chunk
         ("sha256", "V32"),  # of the case as its files had it
         ("image_sha256", "V32"),
     ]
 )
+SUMMED = ("places.npy", "case.json")
 IN_USE = "in-use"
 _REBUILD = "voxscale prepare CONFIG --verify finds and rebuilds what is damaged"
+_MOST_PARTLY = 4096
 
 Box = tuple[slice, slice, slice]
 Array = Literal["image", "label"]
+_NUMBER: dict[Array, int] = {"image": 0, "label": 1}
 EVERYTHING: Box = (slice(None), slice(None), slice(None))
 
 
 class Store:
     """Read access to prepared cases, each known by its row. Safe for threads: every read opens its file anew."""
 
-    def __init__(self, folder: Path, header: Mapping[str, Any], rows: NDArray[Any]) -> None:
+    def __init__(self, folder: Path, header: Mapping[str, Any], rows: NDArray[Any], remedy: str) -> None:
         self.folder = folder
+        self._remedy = remedy
         self._channels: int = header["channels"]
         self.dtype = np.dtype(header["dtype"])
         self.digest: str = header["digest"]  # of the cases as their files had them
         self.labels: tuple[int, ...] = tuple(header["labels"])
         self._rows = rows
-        self._verified: dict[tuple[int, str], NDArray[np.bool_]] = {}
+        self._verified = np.zeros((len(rows), 2), np.bool_)  # whole arrays, image and label
+        self._partly: dict[tuple[int, str], NDArray[np.bool_]] = {}  # chunks of others; the oldest are forgotten
         self._held = hold(folder / IN_USE)  # `prune` spares a store that someone reads, or has read of late
         with suppress(OSError):
             os.utime(folder / IN_USE)
@@ -74,7 +83,10 @@ class Store:
         return bytes(self._rows["id"][row]).decode()
 
     def row(self, case: str) -> int:
-        return int(np.searchsorted(self._rows["id"], np.bytes_(case.encode())))
+        row = int(np.searchsorted(self._rows["id"], np.bytes_(case.encode())))
+        if row == len(self) or self.id(row) != case:
+            raise DataError(f"store {self.folder.name}: has no case {case}", fix="start anew with --fresh")
+        return row
 
     def shape(self, row: int) -> Shape:
         x, y, z = self._rows["shape"][row].tolist()
@@ -97,13 +109,18 @@ class Store:
 
     def places(self, row: int, label: int) -> NDArray[np.int16]:
         """Where `label` stands, (n, 3): not every voxel, but spread evenly over all."""
-        places = np.load(self._path(row, "places.npy"), mmap_mode="r")
+        places = np.load(io.BytesIO(self._small(row, "places.npy")), allow_pickle=False)
         low, high = np.searchsorted(places[:, 0], [label, label + 1])
         rows: NDArray[np.int16] = places[low:high, 1:]
         return rows
 
     def geometry(self, row: int) -> Geometry:
         return Geometry.from_json(self._details(row)["geometry"])
+
+    def sizes(self, row: int) -> list[int]:
+        """The lengths that the case's files were written with, as in FILES."""
+        sizes: list[int] = self._rows["bytes"][row].tolist()
+        return sizes
 
     def nbytes(self, row: int) -> int:
         """How much memory the case takes, decompressed."""
@@ -118,10 +135,12 @@ class Store:
         return self._read(row, "label", box, np.dtype(np.uint8), into)
 
     def verify(self, row: int) -> None:
-        """Check every chunk of the case."""
+        """Check all of the case."""
+        self._small(row, "case.json")
         self.read_image(row)
-        if self._rows["bytes"][row][FILES.index("label.b2nd")] >= 0:
+        if self._has(row, "label.b2nd"):
             self.read_label(row)
+            self._small(row, "places.npy")
 
     def _read(
         self, row: int, array: Array, box: Sequence[slice], dtype: np.dtype[Any], into: NDArray[np.uint8] | None
@@ -137,24 +156,30 @@ class Store:
             self._verify(row, array, opened, ends)
             if out.size:
                 _fill(out, opened, ends)
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"store: case {self.id(row)}: {array}.b2nd is damaged: {error}", fix=_REBUILD) from error
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise self._damaged(row, f"{array}.b2nd", error) from error
         return out
 
     def _open(self, row: int, array: Array) -> Any:
         """Open an array file, whose header is checked first: a damaged one could make blosc2 do anything."""
         path = self._path(row, f"{array}.b2nd")
-        if (row, array) not in self._verified:
+        if not self._verified[row, _NUMBER[array]] and (row, array) not in self._partly:
             sums = self._checksums(row, array)
             if sums.frame != _frame_sum(path, sums.head_bytes, sums.tail_bytes):
                 raise ValueError("its header differs from what was written")
-            self._verified[row, array] = np.zeros(len(sums.chunks), np.bool_)
+            while len(self._partly) >= _MOST_PARTLY:
+                self._partly.pop(next(iter(self._partly)), None)
+            self._partly[row, array] = np.zeros(len(sums.chunks), np.bool_)
         return _open_array(path)
 
     def _verify(self, row: int, array: Array, opened: Any, ends: Sequence[tuple[int, int]]) -> None:
         """Compare the chunks that a read touches with their checksums, unless this process has done so before."""
-        done = self._verified[row, array]
+        if self._verified[row, _NUMBER[array]]:
+            return
         touched = _chunks_of(opened, ends)
+        done = self._partly.get((row, array))
+        if done is None:  # another thread has just seen the last of it, or too many others came
+            done = np.zeros(opened.schunk.nchunks, np.bool_)
         if done[touched].all():
             return
         sums = self._checksums(row, array)
@@ -162,31 +187,61 @@ class Store:
             if google_crc32c.value(opened.schunk.get_chunk(chunk)) != sums.chunks[chunk]:
                 raise ValueError(f"chunk {chunk} differs from what was written")
             done[chunk] = True
+        if done.all():
+            self._verified[row, _NUMBER[array]] = True
+            self._partly.pop((row, array), None)
 
     def _checksums(self, row: int, array: Array) -> Checksums:
         return Checksums.from_json(self._details(row)["checksums"][array])
 
     def _details(self, row: int) -> Any:
-        return read_json(self._path(row, "case.json"))
+        return json.loads(self._small(row, "case.json"))
+
+    def _small(self, row: int, name: Literal["places.npy", "case.json"]) -> bytes:
+        """The content of a small file, checked at every read."""
+        try:
+            content = self._path(row, name).read_bytes()
+            if google_crc32c.value(content) != self._rows["sums"][row][SUMMED.index(name)]:
+                raise ValueError("it differs from what was written")
+        except (OSError, ValueError) as error:
+            raise self._damaged(row, name, error) from error
+        return content
+
+    def _damaged(self, row: int, name: str, error: Exception) -> DataError:
+        return DataError(f"store: case {self.id(row)}: {name} is damaged: {error}", fix=self._remedy)
+
+    def _has(self, row: int, name: str) -> bool:
+        return bool(self._rows["bytes"][row][FILES.index(name)] >= 0)
 
     def _path(self, row: int, name: str) -> Path:
         return self.folder / "cases" / self.id(row) / name
 
 
-def open_store(folder: Path, *, check_sizes: bool = True) -> Store:
-    """Open a complete store and check its index; with `check_sizes`, also that every file is there in full length."""
+def open_store(folder: Path, *, check_sizes: bool = True, remedy: str = _REBUILD) -> Store:
+    """Open a complete store and check its index; with `check_sizes`, also that every file is there in full length.
+
+    `remedy` is what those who find damage are told.
+    """
     try:
         header = read_json(folder / "index.json")
-        if header["schema"] != SCHEMA_VERSION or sha256_of(folder / "index.npy") != header["index_sha256"]:
+        if header["schema"] != SCHEMA_VERSION or seal(header) != header["seal"]:
+            raise ValueError("index.json is not the one that was written")
+        if sha256_of(folder / "index.npy") != header["index_sha256"]:
             raise ValueError("index.npy is not the one that was written")
         rows = np.load(folder / "index.npy", mmap_mode="r")
-        store = Store(folder, header, rows)
+        store = Store(folder, header, rows, remedy)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedStore(f"store {folder}: its index is damaged: {error}", fix=_REBUILD) from error
+        raise DamagedStore(f"store {folder}: its index is damaged: {error}", fix=remedy) from error
     if check_sizes and (damaged := damaged_rows(store)):
         names = ", ".join(store.id(row) for row in damaged[:5])
-        raise DamagedStore(f"store {folder}: files of {len(damaged)} cases are cut or gone, e.g. {names}", fix=_REBUILD)
+        raise DamagedStore(f"store {folder}: files of {len(damaged)} cases are cut or gone, e.g. {names}", fix=remedy)
     return store
+
+
+def seal(header: Mapping[str, Any]) -> str:
+    """A hash over all other fields of index.json."""
+    content = {name: value for name, value in header.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def describe_store(store: Store) -> dict[str, Any]:
@@ -200,15 +255,10 @@ class DamagedStore(DataError):
 
 def damaged_rows(store: Store) -> list[int]:
     """Cases with a file that has not the length it was written with."""
-    return [row for row in range(len(store)) if _sizes(store.folder / "cases" / store.id(row)) != _written(store, row)]
+    return [row for row in range(len(store)) if sizes_of(store.folder / "cases" / store.id(row)) != store.sizes(row)]
 
 
-def _written(store: Store, row: int) -> list[int]:
-    written: list[int] = store._rows["bytes"][row].tolist()
-    return written
-
-
-def _sizes(folder: Path) -> list[int]:
+def sizes_of(folder: Path) -> list[int]:
     return [path.stat().st_size if (path := folder / name).is_file() else -1 for name in FILES]
 
 

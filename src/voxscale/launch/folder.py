@@ -12,7 +12,7 @@ from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import find_duplicates
 from voxscale.data.findings import refuse_errors
-from voxscale.data.formats import detect_format, find_cases
+from voxscale.data.formats import check_source, find_cases
 from voxscale.data.split import read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
@@ -22,7 +22,7 @@ from voxscale.launch.local import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import SCHEMA_VERSION, RunFolder
-from voxscale.train.ownership import refuse_if_live, refuse_other_origin
+from voxscale.train.ownership import refuse_if_live, refuse_other_origin, refuse_other_world
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def draft_run(config: Config, root: Path, machine: Machine, *, devices: str, fre
     count, why = choose_devices(devices, machine, (held or config).train.batch)
     settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count)
     split_batch(settled.train.global_batch, count, settled.train.micro_batch)
-    source = Path(settled.data.source)
-    if settled.data.synthetic is None or source.exists():
-        detect_format(source)
+    if settled.data.synthetic is None:
+        check_source(settled.data)
     return Draft(run, config, settled, count, why, held=held is not None)
 
 
@@ -86,6 +85,7 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
     )
     if draft.held:
         refuse_other_origin(run, config, store)
+        refuse_other_world(run, config, draft.devices)
         if not _is_done(run):
             write_text(run.config, render_config(config))
     else:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from voxscale.config.load import read_config
+from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
 from voxscale.runs import RunFolder
@@ -20,6 +21,7 @@ _EVALUATION = "voxscale.train.evaluation"
 
 def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> None:
     """Train to the end. Raises what made the run fail or stop early."""
+    sweep_shared_memory()
     if devices == 1:
         from voxscale.parallel import World
         from voxscale.train.rank import do_work
@@ -33,6 +35,8 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
         failures = _start_ranks(run, [_WORKER, str(run.root), "--reported"], devices)
     except StoppedEarly as signalled:
         stopped = signalled  # the ranks may have come far enough to say more
+    finally:
+        sweep_shared_memory()  # killed ranks leave theirs
     state = read_state(run)
     if state == "done":
         return

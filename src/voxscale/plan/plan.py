@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from voxscale.config.load import identity
-from voxscale.config.schema import Config
+from voxscale.config.schema import Config, turning_problems
 from voxscale.data.sampler import Stream
 from voxscale.errors import ConfigError
 from voxscale.runs import SCHEMA_VERSION
@@ -58,6 +58,9 @@ def make_plan(
 ) -> Plan:
     """`largest` is the extent, axis by axis, of the largest prepared volume."""
     micro_batch, accumulate = split_batch(config.train.global_batch, world_size, config.train.micro_batch)
+    patch = patch_size(config, largest)
+    if problems := turning_problems(config.augment, patch):
+        raise ConfigError.from_findings(problems, fix="take rotate90 out, or set data.size or patches.size")
     stream = make_stream(config, num_train, world_size)
     if stream.epochs_to_see_all > config.train.epochs:
         raise ConfigError(
@@ -75,7 +78,7 @@ def make_plan(
         steps_per_epoch=stream.steps_per_epoch,
         num_steps=config.train.epochs * stream.steps_per_epoch,
         validate_every_steps=config.validation.every * stream.steps_per_epoch,
-        patch=patch_size(config, largest),
+        patch=patch,
         stream=_describe_stream(stream),
         store=store,
         config_sha256=identity(config),

@@ -32,7 +32,7 @@ from voxscale.parallel import World
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
-from voxscale.train.ownership import refuse_other_origin
+from voxscale.train.ownership import refuse_other_origin, refuse_other_world
 
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -132,6 +132,7 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     store = _open_store(run, config, world, environ)
     refuse_other_origin(run, config, store)
+    refuse_other_world(run, config, world.size)
     training = training_rows(run.split, (store.id(row) for row in range(len(store))))
     if not len(training):
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")
@@ -155,8 +156,20 @@ def _open_store(run: RunFolder, config: Config, world: World, environ: Mapping[s
         patch = None if config.patches.size == "full" else config.patches.size
         store = prepare(find_cases(config.data, root), config.data, root, patch=patch)
     if config.data.stage is not None:
-        store = stage_store(store, Path(Template(config.data.stage).safe_substitute(environ)))
+        store = stage_store(store, _stage_folder(config.data.stage, environ))
     return store
+
+
+def _stage_folder(stage: str, environ: Mapping[str, str]) -> Path:
+    try:
+        folder = Path(Template(stage).substitute(environ))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"data.stage {stage}: this node does not set {error}", fix="name a folder, or a variable that is set"
+        ) from error
+    if not folder.is_absolute():
+        raise ConfigError(f"data.stage {stage}: found {folder}, expected an absolute path", fix="e.g. /tmp/stage")
+    return folder
 
 
 def choose_device(world: World) -> torch.device:

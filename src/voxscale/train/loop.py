@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +76,11 @@ class Loop:
         )
         self._clock = time.monotonic()
         self._saved = self._clock
-        batches = self.job.make_loader(self._sampler).steps(progress.step + 1, plan.num_steps)
+        with closing(self.job.make_loader(self._sampler)) as loader:
+            self._train(loader.steps(progress.step + 1, plan.num_steps))
+
+    def _train(self, batches: Iterator[list[Batch]]) -> None:
+        plan, progress = self.job.plan, self.progress
         while progress.step < plan.num_steps:
             self._take_step(batches)
             stopping = any_rank(self._stop.wanted(progress.steps_here), self.job.world, self.job.device)

@@ -57,6 +57,18 @@ def refuse_other_origin(run: RunFolder, config: Config, store: Store) -> None:
         )
 
 
+def refuse_other_world(run: RunFolder, config: Config, world_size: int) -> None:
+    """Where each rank has cases of its own, a run that has begun goes on with as many ranks."""
+    if config.data.cache.share == "rank" and run.events.exists():
+        began = read_json(run.plan)["world_size"]
+        if began != world_size:
+            raise ConfigError(
+                f"run {run.root}: began on {began} ranks with cases of their own (data.cache.share), "
+                f"found {world_size} ranks",
+                fix=f"continue with --devices {began}, or start anew with --fresh",
+            )
+
+
 def is_live(run: RunFolder) -> bool:
     """Whether another process works in the folder now."""
     return is_locked(run.owner_lock)

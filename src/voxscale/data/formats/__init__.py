@@ -47,6 +47,16 @@ def detect_format(source: Path) -> str:
         raise _unknown_layout(source)
 
 
+def check_source(data: Data) -> None:
+    """Refuse at once what is not there or in no known format; nothing is read yet."""
+    source = Path(data.source)
+    if data.format == "auto" and data.pattern is None:
+        detect_format(source)
+    else:
+        with _readable(source):
+            return
+
+
 def unpack_source(data: Data, scratch: Path) -> tuple[str, Path]:
     """(format, folder or file) of the data; an archive is unpacked below `scratch` first, once."""
     source = Path(data.source)

@@ -1,0 +1,56 @@
+"""A folder in the node's shared memory that a run's ranks have in common, and that goes with the last of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from voxscale.files import hold, locked, remove
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, by its nature shared; the folders in it are 0700
+_IN_USE = "in-use"
+
+
+class SharedFolder:
+    """Open for as long as this object is not closed, or its process lives."""
+
+    def __init__(self, name: str, root: Path = SHARED_MEMORY) -> None:
+        self.root = root
+        self.path = root / f"{_prefix()}{name}"
+        with locked(_lock(root)):
+            _sweep(root)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            (self.path / _IN_USE).touch()
+            self._in_use = hold(self.path / _IN_USE)
+
+    def close(self) -> None:
+        if self._in_use is not None:
+            with locked(_lock(self.root)):
+                self._in_use.close()
+                self._in_use = None
+                _sweep(self.root)
+
+
+def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
+    """Delete what this user's killed ranks left in shared memory."""
+    if any(root.glob(f"{_prefix()}*")):
+        with locked(_lock(root)):
+            _sweep(root)
+
+
+def _sweep(root: Path) -> None:
+    for folder in root.glob(f"{_prefix()}*"):
+        try:
+            with locked(folder / _IN_USE, wait=False):
+                remove(folder)
+        except OSError:  # someone uses it
+            continue
+
+
+def _prefix() -> str:
+    return f"voxscale-{os.getuid()}-"
+
+
+def _lock(root: Path) -> Path:
+    """All that comes and goes does so under one lock, so that no one sweeps what another is about to use."""
+    return root / f".voxscale-{os.getuid()}.lock"
