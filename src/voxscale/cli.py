@@ -91,6 +91,7 @@ def demo(
 @app.command()
 def init(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.")],
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
     as_json: Json = False,
     debug: Debug = False,
@@ -100,18 +101,20 @@ def init(
     DATA is a Decathlon task (also as .tar), nnU-Net raw data, a MONAI list file, a CSV or TSV table, DistMIS record
     files, or a folder of image and label pairs.
     """
-    from voxscale.config.load import make_config, render_config
-    from voxscale.data.build import default_store
-    from voxscale.data.guess import guess_config
+    from voxscale.config.load import render_config
     from voxscale.errors import ConfigError
     from voxscale.files import write_text
 
     if out.exists():
         raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
-    content = guess_config(data, default_store(os.environ))
-    config = make_config(content, name=str(data), base=Path())
+    config = _config_or_data(data, overrides)
     write_text(out, render_config(config))
-    _show(as_json, {"config": str(out), **content}, f"wrote {out}; train with: voxscale train {out}")
+    found = {"format": config.data.format, "source": config.data.source, "patch": config.patches.size}
+    _show(
+        as_json,
+        {"config": str(out), **found},
+        f"found {found['format']} data; wrote {out}; train with: voxscale train {out}",
+    )
 
 
 @app.command()
@@ -125,7 +128,7 @@ def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fals
     from voxscale.launch.machine import look_at_machine
     from voxscale.report.diagnosis import render_diagnosis
 
-    settled = _config_or_data(config, overrides)
+    settled = _config_or_data(config, overrides, strict=False)
     root = store_root(settled.data, os.environ)
     diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus)
     _show(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
@@ -370,13 +373,15 @@ def _raise_signalled(number: int, frame: FrameType | None) -> None:
     raise _Signalled(signal.Signals(number).name)
 
 
-def _config_or_data(path: Path, overrides: list[str] | None) -> Config:
-    from voxscale.config.load import make_config, read_config
+def _config_or_data(path: Path, overrides: list[str] | None, *, strict: bool = True) -> Config:
+    from voxscale.config.load import given_fields, make_config, read_config
     from voxscale.data.build import default_store
     from voxscale.data.guess import guess_config, is_data
 
     if is_data(path):
-        content = guess_config(path, default_store(os.environ))
+        make_config({"data": {"source": str(path)}}, overrides or (), name=str(path), base=Path())  # are they sound?
+        given = given_fields(overrides or (), "data")
+        content = guess_config(path, default_store(os.environ), given, strict=strict)
         return make_config(content, overrides or (), name=str(path), base=Path())
     return read_config(path, overrides or ())
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def printable(text: str) -> str:
+    """The text with line breaks, escape codes and what no terminal shows written out."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 class VoxscaleError(Exception):
     """A failure with a message for people (`message`, `fix`) and one for machines (`code`, `exit_code`)."""
 
@@ -25,7 +30,8 @@ class VoxscaleError(Exception):
         return {"code": self.code, "message": self.message, "fix": self.fix}
 
     def as_text(self) -> str:
-        return f"error: {self.message}" + (f"\n  fix: {self.fix}" if self.fix else "")
+        text = f"error: {self.message}" + (f"\n  fix: {self.fix}" if self.fix else "")
+        return "\n".join(map(printable, text.split("\n")))
 
 
 class TrainingError(VoxscaleError):

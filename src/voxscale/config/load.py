@@ -101,6 +101,16 @@ def render_config(config: Config) -> str:
     return yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
+def given_fields(overrides: Iterable[str], section: str) -> dict[str, Any]:
+    """What the overrides say of one section."""
+    content: dict[str, Any] = {}
+    for override in overrides:
+        if override.startswith(f"{section}."):
+            _apply_override(content, override)
+    given: dict[str, Any] = content.get(section, {})
+    return given
+
+
 def with_fold(config: Config, fold: int) -> Config:
     """The same config for another fold of its cross-validation."""
     if config.data.split is None:

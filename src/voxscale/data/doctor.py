@@ -12,12 +12,13 @@ import numpy as np
 from nibabel.affines import voxel_sizes
 from nibabel.orientations import aff2axcodes
 
+from voxscale.config.load import with_fold
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
-from voxscale.data.split import split_cases
+from voxscale.data.split import num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
 from voxscale.errors import DataError
@@ -78,6 +79,7 @@ def examine_dataset(config: Config, scratch: Path, *, threads: int = 1) -> Diagn
             facts += [found] if found is not None else []
     findings += _compare_cases(facts, config)
     findings += _check_split(manifest, facts, config)
+    findings += _check_regions(facts, config)
     order = {ERROR: 0, WARNING: 1}
     findings.sort(key=lambda finding: (order[finding.level], finding.case, finding.file))
     return Diagnosis(findings, make_fingerprint(facts, manifest))
@@ -203,21 +205,31 @@ def _compare_cases(facts: Sequence[Facts], config: Config) -> list[Finding]:
 
 
 def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> list[Finding]:
-    """Whether the cases can be split as asked for, without a patient or an image in two parts."""
+    """Whether the cases can be split as asked for, in every fold, without a patient or an image in two parts."""
     if not manifest.cases:
         return []  # why there are none has been found already
     strata = {fact.case: str(sorted(fact.volumes_ml)) for fact in facts}
     images = {fact.case: fact.image_sha256 for fact in facts}
-    try:
-        split = split_cases(manifest.cases, config.data.split, strata)
-    except DataError as error:
-        parts = [line.replace(": found in ", " in ").partition(", expected ") for line in error.message.split("\n")]
-        refused = [
-            Finding(ERROR, "split", "", "", found, expected or "a split of these cases", error.fix)
-            for found, _, expected in parts
-        ]
-        return [*refused, *find_duplicates(manifest.cases, images)]
-    return find_duplicates(split, images)
+    findings: list[Finding] = []
+    for fold in range(1, num_folds(config.data.split) + 1):
+        try:
+            split = split_cases(manifest.cases, with_fold(config, fold).data.split, strata)
+        except DataError as error:
+            split = manifest.cases
+            for line in error.message.split("\n"):
+                found, _, expected = line.replace(": found in ", " in ").partition(", expected ")
+                findings.append(Finding(ERROR, "split", "", "", found, expected or "a split of these cases", error.fix))
+        findings += find_duplicates(split, images)
+    return list(dict.fromkeys(findings))
+
+
+def _check_regions(facts: Sequence[Facts], config: Config) -> list[Finding]:
+    found = sorted({label for fact in facts for label in fact.volumes_ml})
+    unknown = sorted({label for labels in (config.data.regions or {}).values() for label in labels} - set(found))
+    if not facts or not unknown:
+        return []
+    fix = "name labels that the data has in data.regions"
+    return [Finding(ERROR, "regions", "", "", f"labels {found}", f"{unknown} as well, which data.regions names", fix)]
 
 
 _MIN_MEDIAN_MAX: dict[str, Callable[..., Any]] = {"min": np.min, "median": np.median, "max": np.max}

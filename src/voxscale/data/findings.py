@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from voxscale.errors import DataError
+from voxscale.errors import DataError, printable
 
 ERROR, WARNING = "error", "warning"
 
@@ -29,11 +29,6 @@ class Finding:
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
-
-
-def printable(text: str) -> str:
-    """The text with line breaks, escape codes and what no terminal shows written out."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def refuse_errors(findings: Iterable[Finding]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
+from nibabel.imageglobals import LoggingOutputSuppressor
 from nibabel.orientations import io_orientation
 from nibabel.spatialimages import HeaderDataError, ImageDataError
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from voxscale.config.schema import Columns, Data, Patches
 from voxscale.data.archive import is_archive
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
-from voxscale.data.formats import find_cases, monai_list, nnunet, table, unpack_source
+from voxscale.data.formats import find_cases, load_manifest, monai_list, nnunet, table, unpack_source
 from voxscale.data.formats.sources import shown
 from voxscale.data.tfrecord import read_record
 from voxscale.errors import DataError
@@ -40,25 +41,42 @@ _SPLIT_WORDS = {
 
 def is_data(path: Path) -> bool:
     """Whether `path` is data rather than a config; both can be JSON files."""
-    return path.is_dir() or is_archive(path) or table.detect(path) or monai_list.detect(path)
+    if path.suffix == ".json":
+        return monai_list.holds_training(path)
+    return path.is_dir() or is_archive(path) or table.detect(path)
 
 
-def guess_config(source: Path, scratch: Path) -> dict[str, Any]:
+def guess_config(
+    source: Path, scratch: Path, given: Mapping[str, Any] | None = None, *, strict: bool = True
+) -> dict[str, Any]:
     """Plain config content for `source`, with the fields in which the defaults do not fit it.
 
-    Raises DataError, listing every finding, for data that cannot be trained on. Archives are unpacked below `scratch`.
+    `given` are fields of `data` that the user states; they hold. Raises DataError, listing every finding, for data
+    that cannot be trained on; unless `strict`, it looks at what can be read. Archives are unpacked below `scratch`.
     """
-    format, unpacked = unpack_source(Data(source=str(source)), scratch)
+    start = {"source": str(source), **(given or {})}
+    format, unpacked = unpack_source(Data.model_validate(start), scratch)
     fields: dict[str, Any] = {"source": str(source), "format": format}
     if format == "table":
-        fields |= _table_fields(unpacked)
-    cases = find_cases(Data.model_validate(fields), scratch).cases
+        fields |= _table_fields(unpacked, Data.model_validate(start).columns)
+    fields |= given or {}
+    data = Data.model_validate(fields)
+    cases = (find_cases if strict else load_manifest)(data, scratch).cases
     if format == "nnunet" and (regions := nnunet.declared_regions(unpacked)):
-        fields["regions"] = regions
-    if _is_ct(cases):
+        fields.setdefault("regions", regions)
+    looked_at = [case for case in cases if strict or _opens(case)]
+    if looked_at and "intensity" not in fields and _is_ct(looked_at):
         fields["intensity"] = {"window": _CT_WINDOW}
-    size = _patch_size(cases)
+    size = _patch_size(looked_at) if looked_at else list(Patches().size)
     return {"data": fields} | ({} if tuple(size) == Patches().size else {"patches": {"size": size}})
+
+
+def _opens(case: Case) -> bool:
+    try:
+        _middle_slice(case)
+    except DataError:
+        return False
+    return True
 
 
 def _patch_size(cases: Sequence[Case]) -> list[int]:
@@ -111,7 +129,8 @@ def _middle_slice(case: Case) -> NDArray[Any]:
 def _open(path: Path) -> Any:
     """The volume's header, checked; its voxels are read on demand."""
     try:
-        image = nib.load(path)
+        with LoggingOutputSuppressor():  # nibabel's remarks on sloppy headers
+            image = nib.load(path)
         shape, kind = tuple(int(n) for n in image.shape), image.get_data_dtype().kind
     except (OSError, ValueError, EOFError, TypeError, zlib.error, ImageFileError, HeaderDataError) as error:
         raise _unreadable(path, error) from error
@@ -128,37 +147,52 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path.name}: cannot be read: {error}", fix="replace the file, or move it away")
 
 
-def _table_fields(source: Path) -> dict[str, Any]:
+def _table_fields(source: Path, columns: Columns) -> dict[str, Any]:
     """The split that the table states; raises DataError for a table without labels."""
     content = table.read_table(source)
-    roles = table.find_roles(content, Columns(), source.name)
+    roles = table.find_roles(content, columns, source.name)
     if roles.label is None:
         raise DataError(
             f"{source.name}: found columns {', '.join(map(shown, content.columns[:40]))}, "
             "expected one with the paths of label volumes, e.g. label or mask",
             fix="add a column with the paths of the labels; outcomes (times, events, classes) as a task come later",
         )
-    return _fold_fields(content)
+    return _fold_fields(content, source.name)
 
 
-def _fold_fields(content: table.Table) -> dict[str, Any]:
-    """`data.split` for columns that hold nothing but words for train, val and test, all spelt alike."""
-    spelt = {column: _split_words([row[column] for row in content.rows.values()]) for column in content.columns}
-    folds = {column: words for column, words in spelt.items() if words is not None}
-    if not folds:
+def _fold_fields(content: table.Table, name: str) -> dict[str, Any]:
+    """`data.split` for the columns that hold nothing but words for train, val and test, in one spelling each.
+
+    A column that is such but for a few empty cells is refused: to split at random instead could train on test cases.
+    """
+    spelt = {}
+    for column in content.columns:
+        cells = {number: row[column].strip() for number, row in content.rows.items()}
+        roles = {_SPLIT_WORDS.get(cell.casefold()) for cell in cells.values() if cell}
+        if TRAIN not in roles or None in roles or len(roles) == 1:
+            continue
+        if empty := [number for number, cell in cells.items() if not cell]:
+            raise DataError(
+                f"{name}: column {shown(column)} states the split, but not in row {', '.join(map(str, empty[:20]))}",
+                fix="fill the cells, or give data.split",
+            )
+        spelt[column] = {str(_SPLIT_WORDS[cell.casefold()]): cell.casefold() for cell in cells.values()}
+        if len({cell.casefold() for cell in cells.values()}) != len(spelt[column]):
+            raise DataError(
+                f"{name}: column {shown(column)} has several words for one part of the split: "
+                f"{', '.join(sorted({cell.casefold() for cell in cells.values()}))}",
+                fix="use one word for each, or give data.split",
+            )
+    if not spelt:
         return {}
-    first = next(iter(folds.values()))
-    columns = [column for column, words in folds.items() if words | first == first | words]
-    words = {role: word for column in columns for role, word in folds[column].items() if role != word}
-    return {"split": {"column": columns[0] if len(columns) == 1 else columns, **words}}
-
-
-def _split_words(cells: Sequence[str]) -> dict[str, str] | None:
-    """How a column spells the roles, e.g. {"train": "Training", "val": "Val"}; None for any other column."""
     words: dict[str, str] = {}
-    for cell in sorted({cell.strip() for cell in cells}):
-        role = _SPLIT_WORDS.get(cell.casefold())
-        if role is None or role in words:
-            return None
-        words[role] = cell
-    return words if {TRAIN, VAL} <= words.keys() else None
+    for column, own in spelt.items():
+        if any(words.get(role, word) != word for role, word in own.items()):
+            raise DataError(
+                f"{name}: column {shown(column)} spells the split otherwise than {shown(next(iter(spelt)))}",
+                fix="use the same words in both, or give data.split",
+            )
+        words |= own
+    columns = list(spelt)
+    unusual = {role: word for role, word in words.items() if role != word}
+    return {"split": {"column": columns[0] if len(columns) == 1 else columns, **unusual}}

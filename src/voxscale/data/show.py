@@ -15,10 +15,9 @@ from PIL import Image, ImageDraw
 
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case, Manifest
-from voxscale.data.findings import printable
 from voxscale.data.preprocess import PreparedCase, preprocess
 from voxscale.data.volumes import Floats, Labels, read_case
-from voxscale.errors import ConfigError, DataError
+from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import publish
 
 COLOURS = np.array(

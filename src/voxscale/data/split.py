@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.schema import SplitColumns, SplitShares
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
-from voxscale.data.findings import printable
-from voxscale.errors import ConfigError, DataError
+from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import read_rows, write_csv
 
 ROLES = (TRAIN, VAL, TEST)  # a role as a number is its place here
@@ -190,7 +189,7 @@ def _shuffled(groups: Sequence[str], seed: int) -> tuple[Ints, int]:
     Eight bytes of a hash are enough: groups that collide would only stay together.
     """
     prefix = f"{seed}:".encode()
-    hashes = (sha256(prefix + group.encode()).digest()[:8] for group in groups)
+    hashes = (sha256(prefix + group.encode(errors="surrogatepass")).digest()[:8] for group in groups)
     keys = np.fromiter(hashes, "S8", len(groups)).view(">u8").astype(np.uint64)
     unique, number = np.unique(keys, return_inverse=True)
     return number.astype(np.int64, copy=False), len(unique)

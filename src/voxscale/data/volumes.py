@@ -28,6 +28,7 @@ Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 Affine = NDArray[np.float64]
 
+_ROUNDING = 1e-3  # what files with a scale factor leave of whole numbers
 _BLOCK = 1 << 20
 _MAX_OFFSET = 1 << 24  # header extensions
 _UNHEARD = logging.Logger("unheard", level=logging.CRITICAL + 1)  # nibabel prints what it mends in a header
@@ -59,7 +60,7 @@ def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
     """
     try:
         with path.open("rb") as file:
-            stream: BinaryIO = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file  # type: ignore[assignment]
+            stream: BinaryIO = gzip.GzipFile(fileobj=file) if path.name.lower().endswith(".gz") else file  # type: ignore[assignment]
             start = stream.read(_BLOCK)
             kind = _kind(start)
             header = kind(start[: kind.sizeof_hdr], check=False)
@@ -196,10 +197,11 @@ def _as_labels(
     if volumes and not np.allclose(affine, volumes[0][1], atol=1e-3):
         check.error("affine", path, _difference(affine, volumes[0][1]), "that of the image", _ONE_GRID)
     with np.errstate(invalid="ignore"):
-        label_xyz = np.ascontiguousarray(voxels).astype(np.uint8)
-    if not np.array_equal(label_xyz, voxels):
-        strange = voxels[label_xyz != voxels]
-        check.error("label-values", path, f"label {strange.flat[0]:g}", "whole numbers 0 to 255", "repair the label")
+        label_xyz = np.ascontiguousarray(np.rint(voxels)).astype(np.uint8)
+    whole = np.abs(label_xyz - voxels.astype(np.float64)) <= _ROUNDING
+    if not whole.all():
+        strange = float(voxels[~whole].flat[0])
+        check.error("label-values", path, f"label {strange!r}", "whole numbers 0 to 255", "repair the label")
         return None
     values = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256))
     if declared and (unknown := sorted(set(values.tolist()) - set(declared) - {0})):

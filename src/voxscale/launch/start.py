@@ -10,10 +10,10 @@ from typing import Any
 
 from voxscale.config.load import with_fold
 from voxscale.config.schema import Config
-from voxscale.data.split import num_folds
+from voxscale.data.split import num_folds, split_cases
 from voxscale.errors import ConfigError
 from voxscale.files import read_json
-from voxscale.launch.folder import OpenedRun, draft_run, open_run
+from voxscale.launch.folder import OpenedRun, draft_run, load_cases, open_run
 from voxscale.launch.local import train_local
 from voxscale.launch.machine import look_at_machine
 
@@ -42,6 +42,9 @@ def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devic
         raise ConfigError(
             "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
         )
+    cases = load_cases(config, environ, threads=look_at_machine().cpus).cases
+    for fold in range(1, count + 1):
+        split_cases(cases, with_fold(config, fold).data.split)  # refused now rather than after hours
     runs = []
     for fold in range(1, count + 1):
         _note(config, f"fold {fold} of {count}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from voxscale.data.doctor import Diagnosis
-from voxscale.data.findings import ERROR, printable
+from voxscale.data.findings import ERROR
+from voxscale.errors import printable
 
 _NAME_WIDTH = 40
 

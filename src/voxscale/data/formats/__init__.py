@@ -114,7 +114,7 @@ def _check_names(cases: Sequence[Case], source: Path) -> tuple[list[Case], list[
     findings: list[Finding] = []
     root = source if source.is_dir() else source.parent
     for case in cases:
-        if case.id not in kept and _is_name(case.id):
+        if case.id not in kept and _is_name(case.id) and case.patient.isprintable():
             kept[case.id] = case
             continue
         file = relative(case.images[0], root)
@@ -122,6 +122,9 @@ def _check_names(cases: Sequence[Case], source: Path) -> tuple[list[Case], list[
             expected = "printable characters without /, not starting with a dot, at most 200 bytes"
             found = f"{shown(case.id)}, which cannot name a case"
             findings.append(error("bad-name", found, expected, "rename it", file=file))
+        elif not case.patient.isprintable():
+            found = f"patient {shown(case.patient)}"
+            findings.append(error("bad-name", found, "printable characters", "rename it", case=case.id, file=file))
         else:
             first = relative(kept[case.id].images[0], root)
             found = f"a second case of that name; the first is {first}"

@@ -84,14 +84,15 @@ def _list_file(source: Path) -> Path:
 
 
 def _lists(folder: Path) -> list[Path]:
-    return [path for path in _json_files(folder)[:_MAX_LISTS] if _holds_training(path)]
+    return [path for path in _json_files(folder)[:_MAX_LISTS] if holds_training(path)]
 
 
 def _json_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if not is_hidden(path) and is_file(path))
 
 
-def _holds_training(path: Path) -> bool:
+def holds_training(path: Path) -> bool:
+    """Whether a JSON file is such a list."""
     try:
         return isinstance(read_object(path, path.name).get("training"), list)
     except DataError:

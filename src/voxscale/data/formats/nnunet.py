@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from voxscale.config.schema import Data
@@ -57,6 +57,10 @@ def read_manifest(source: Path, data: Data) -> Manifest:
             files = tuple(by_channel[number] for number in range(len(channels)))
             cases.append(Case(id=case, images=files, label=folder / "labelsTr" / (case + ending), patient=case))
     findings += _lone_labels(folder / "labelsTr", ending, images, source)
+    if "ignore" in (content.get("labels") or {}):
+        found, expected = "a label `ignore`", "labels that are all learned"
+        fix = "turn it into background or a class in the label files, and take it out of dataset.json"
+        findings.append(error("ignore-label", found, expected, fix, file=name))
     promised = content.get("numTraining")
     if isinstance(promised, int) and promised != len(images):
         fix = "copy the data again if cases are missing, or correct numTraining"
@@ -76,10 +80,17 @@ def declared_regions(source: Path) -> dict[str, list[int]]:
     regions: dict[str, list[int]] = {}
     for name, held in declared.items():
         values = [int(value) for value in (held if isinstance(held, list) else [held])]
-        plain_name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).lstrip("_.+-")
-        if name != "ignore" and any(values) and plain_name and plain_name != "mean":
-            regions[plain_name] = [value for value in values if value]
+        if any(values):
+            regions[_free_name(name, values, regions)] = [value for value in values if value]
     return regions
+
+
+def _free_name(name: str, values: list[int], taken: Collection[str]) -> str:
+    """A name like the declared one that `data.regions` takes, and that no other region has."""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).lstrip("_.+-")
+    if plain in ("", "mean"):
+        plain = "_".join(["region", *map(str, values)])
+    return next(free for n in range(1, len(taken) + 2) if (free := plain if n == 1 else f"{plain}_{n}") not in taken)
 
 
 def _images_by_case(

@@ -42,12 +42,14 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def stem(path: PurePath) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".nii")
+    ending = next((ending for ending in VOLUME_ENDINGS if path.name.lower().endswith(ending)), "")
+    return path.name[: len(path.name) - len(ending)]
 
 
 def volumes(folder: Path) -> list[Path]:
     """The NIfTI files in a folder, in order; hidden ones do not count."""
-    return sorted(path for path in folder.iterdir() if path.name.endswith(VOLUME_ENDINGS) and not is_hidden(path))
+    paths = (path for path in folder.iterdir() if not is_hidden(path))
+    return sorted(path for path in paths if path.name.lower().endswith(VOLUME_ENDINGS))
 
 
 def inside(root: Path, listed: object) -> Path:

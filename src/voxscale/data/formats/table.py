@@ -155,7 +155,7 @@ def find_roles(table: Table, given: Columns, name: str) -> Roles:
 
 
 def _holds_volumes(table: Table, column: str) -> bool:
-    return any(row[column].strip().endswith(VOLUME_ENDINGS) for row in table.rows.values())
+    return any(row[column].strip().lower().endswith(VOLUME_ENDINGS) for row in table.rows.values())
 
 
 def _known_column(columns: Sequence[str], role: str, name: str) -> str | None:
