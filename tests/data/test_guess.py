@@ -117,7 +117,12 @@ def test_regions_that_the_dataset_declares_are_trained(tmp_path: Path) -> None:
     content = json.loads((source / "dataset.json").read_text())
     content["labels"] = {"background": 0, "whole tumor": [1, 2, 3], "mean": [1, 2], "é": 3, "ET": [3]}
     (source / "dataset.json").write_text(json.dumps(content))
-    assert _guess(source, tmp_path)["data"]["regions"] == {"whole_tumor": [1, 2, 3], "ET": [3]}
+    assert _guess(source, tmp_path)["data"]["regions"] == {
+        "whole_tumor": [1, 2, 3],
+        "region_1_2": [1, 2],
+        "region_3": [3],
+        "ET": [3],
+    }
 
 
 def _table(folder: Path, header: str, *cells: str) -> Path:
@@ -134,18 +139,44 @@ def _table(folder: Path, header: str, *cells: str) -> Path:
     [
         (",Fold_1", (",train", ",val"), {"column": "Fold_1"}),
         (",Fold_1,Fold_2,x", (",train,val,1", ",val,train,2"), {"column": ["Fold_1", "Fold_2"]}),
-        (",s", (",Training", ",valid", ",TEST"), {"column": "s", "train": "Training", "val": "valid", "test": "TEST"}),
+        (",s", (",Training", ",valid", ",TEST"), {"column": "s", "train": "training", "val": "valid"}),
         (",s", (", train", ",val "), {"column": "s"}),
-        (",a,b", (",train,train", ",val,valid"), {"column": "a"}),
-        (",s", (",train", ",val", ","), None),
-        (",s", (",train", ",test"), None),
-        (",s", (",train", ",Train", ",val"), None),
+        (",s", (",train", ",test"), {"column": "s"}),
+        (",s", (",train", ",Train", ",val"), {"column": "s"}),
+        (",s", (",train", ",train"), None),
         (",s", (",train", ",val", ",other"), None),
         ("", ("", ""), None),
     ],
 )
 def test_fold_columns_become_the_split(header: str, cells: tuple[str, ...], split: object, tmp_path: Path) -> None:
     assert _guess(_table(tmp_path, header, *cells), tmp_path)["data"].get("split") == split
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "complaint"),
+    [
+        (",s", (",train", ",val", ","), "column 's' states the split, but not in row 4"),
+        (
+            ",s",
+            (",train", ",val", ",valid"),
+            "column 's' has several words for one part of the split: train, val, valid",
+        ),
+        (",a,b", (",train,train", ",val,valid"), "column 'b' spells the split otherwise than 'a'"),
+    ],
+)
+def test_what_is_almost_a_split_is_not_passed_over(
+    header: str, cells: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=complaint):
+        _guess(_table(tmp_path, header, *cells), tmp_path)
+
+
+def test_what_the_user_states_holds(tmp_path: Path) -> None:
+    save_volume(tmp_path / "a.nii", _noise(5, 6, 7))
+    (tmp_path / "t.csv").write_text("who,picture,truth\np1,a.nii,a.nii\n")
+    given = {"columns": {"image": "picture", "label": "truth", "patient": "who"}, "intensity": {"zscore": "all"}}
+    guessed = guess_config(tmp_path / "t.csv", tmp_path, given)
+    assert guessed["data"].items() >= given.items()
 
 
 def test_a_table_of_outcomes_says_what_is_missing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -19,7 +20,14 @@ import pytest
 from conftest import Cli, tiny_config
 from voxscale.config.load import make_config
 from voxscale.config.schema import Data, Intensity, Slices
-from voxscale.data.build import PLACES_PER_LABEL, choose_chunks, prepare, rebuild_damaged, store_key
+from voxscale.data.build import (
+    PLACES_PER_LABEL,
+    _find_places,
+    choose_chunks,
+    prepare,
+    rebuild_damaged,
+    store_key,
+)
 from voxscale.data.cases import Manifest
 from voxscale.data.formats import find_cases
 from voxscale.data.preprocess import preprocess
@@ -178,6 +186,63 @@ def test_no_flipped_bit_goes_unnoticed(store: Store) -> None:
     assert noticed == 300
 
 
+@pytest.mark.parametrize("name", ["places.npy", "case.json"])
+def test_no_flipped_bit_in_the_small_files_goes_unnoticed(name: str, store: Store) -> None:
+    rng = random.Random(6)
+    path = store.folder / "cases" / store.id(0) / name
+    sound = path.read_bytes()
+    for _ in range(100):
+        broken = bytearray(sound)
+        broken[rng.randrange(len(sound))] ^= 1 << rng.randrange(8)
+        path.write_bytes(broken)
+        reader = open_store(store.folder)
+        with pytest.raises(DataError, match=f"case {store.id(0)}: {name} is damaged"):
+            reader.places(0, 1) if name == "places.npy" else reader.geometry(0)
+        with pytest.raises(DataError, match=f"{name} is damaged"):
+            reader.verify(0)
+
+
+def test_index_json_cannot_be_altered(store: Store) -> None:
+    content = read_json(store.folder / "index.json")
+    (store.folder / "index.json").write_text(json.dumps({**content, "labels": [0, 9]}))
+    with pytest.raises(DamagedStore, match="index.json is not the one that was written"):
+        open_store(store.folder)
+
+
+def test_a_damaged_case_of_an_unfinished_build_is_built_again(store: Store, manifest: Manifest, data: Data) -> None:
+    (store.folder / "index.json").unlink()
+    (store.folder / "cases" / store.id(3) / "case.json").write_text('{"sh')
+    again = prepare(manifest, data, store.folder.parent, patch=PATCH)
+    assert again.digest == store.digest
+
+
+@pytest.mark.parametrize("box", [(64, 64, 64), (32, 32, 64), (48, 64, 96)])
+def test_places_are_spread_over_the_whole_label(box: tuple[int, int, int]) -> None:
+    label = np.zeros((100, 100, 120), np.uint8)
+    label[tuple(slice(10, 10 + n) for n in box)] = 1
+    places = _find_places(label, [0, 1])[:, 1:]
+    assert len(places) == PLACES_PER_LABEL
+    assert len(np.unique(places, axis=0)) == len(places)
+    for axis, n in enumerate(box):
+        spread = np.bincount(places[:, axis] - 10, minlength=n)
+        assert len(spread) == n
+        assert spread.min() > 0.4 * spread.mean()
+        assert spread.max() < 1.8 * spread.mean()
+
+
+def test_a_full_disk_is_named_with_what_is_needed(dataset: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120k", "tmpfs", small]).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        data = data_of(dataset)
+        with pytest.raises(InfrastructureError, match="no room: found 0 MB free, expected about"):
+            prepare(find_cases(data, tmp_path), data, small / "store", patch=PATCH)
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_only_chunks_that_are_read_are_checked_and_only_once(dataset: Path, tmp_path: Path) -> None:
     big = tmp_path / "big"
     big.mkdir()
@@ -305,6 +370,12 @@ def test_staged_to_the_nodes_own_disk(store: Store, tmp_path: Path) -> None:
     assert np.array_equal(staged.read_image(3), store.read_image(3))
     before = (staged.folder / "index.json").stat().st_mtime_ns
     assert (stage_store(store, tmp_path / "node").folder / "index.json").stat().st_mtime_ns == before
+    path = staged.folder / "cases" / store.id(0) / "image.b2nd"
+    path.write_bytes(b"cut")
+    (tmp_path / "node" / f".{store.folder.name}.0123abcd.tmp").mkdir()
+    mended = stage_store(store, tmp_path / "node")
+    assert np.array_equal(mended.read_image(0), store.read_image(0))
+    assert not list((tmp_path / "node").glob("*.tmp")), "what a killed copy left"
     (tmp_path / "file").write_text("")
     with pytest.raises(InfrastructureError, match="data.stage"):
         stage_store(store, tmp_path / "file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -158,3 +159,81 @@ def test_the_same_image_in_training_and_validation_is_refused(cli_here: Cli, tmp
     assert done.code == 3
     assert "found the voxels of case" in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pattern_and_a_json_config_train(cli_here: Cli, tmp_path: Path) -> None:
+    for number, patient in enumerate(("p1", "p1", "p2", "p3", "p4")):
+        image, label = make_volume(0, number, SIZE)
+        save_volume(tmp_path / "d" / patient / f"c{number}_t1.NII.GZ", image)
+        save_volume(tmp_path / "d" / patient / f"c{number}_t2.NII.GZ", image)
+        save_volume(tmp_path / "d" / patient / f"c{number}_seg.NII.GZ", label)
+    images = ["{patient}/{case}_t1.NII.GZ", "{patient}/{case}_t2.NII.GZ"]
+    pattern = {"image": images, "label": "{patient}/{case}_seg.NII.GZ"}
+    content = {"data": {"source": "d", "pattern": pattern}, "patches": {"size": [32, 16, 16]}}
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    assert cli_here("doctor", tmp_path / "c.json").code == 0
+    done = cli_here("train", tmp_path / "c.json", *QUICK, "--run", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    rows = read_csv(tmp_path / "run" / "split.csv")
+    assert [row["patient"] for row in rows] == ["p1", "p1", "p2", "p3", "p4"]
+    assert rows[0]["split"] == rows[1]["split"]
+
+
+def test_doctor_on_data_lists_everything_at_once(cli_here: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    LAYOUTS["pairs: row 0"].make(folder)
+    fill_volumes(folder)
+    (folder / "sega1.nii.gz").unlink()
+    (folder / "imgb2.nii.gz").write_bytes((folder / "imgb2.nii.gz").read_bytes()[:-50])
+    done = cli_here("doctor", folder, "--json")
+    assert done.code == 3
+    assert {finding["code"] for finding in done.json["findings"]} >= {"missing-label", "unreadable"}
+    refused = cli_here("doctor", folder, "data.regions={A: [9]}", "--json")
+    assert "regions" in {finding["code"] for finding in refused.json["findings"]}
+
+
+def test_a_torn_patient_in_any_fold_is_refused_before_the_first(cli_here: Cli, tmp_path: Path) -> None:
+    lines = ["case,image,label,patient,Fold_1,Fold_2"]
+    for number in range(6):
+        image, label = make_volume(0, number, SIZE)
+        save_volume(tmp_path / f"{number}_image.nii", image)
+        save_volume(tmp_path / f"{number}_mask.nii", label)
+        folds = ("train" if number < 4 else "val", "val" if number in (0, 2) else "train")
+        lines.append(f"c{number},{number}_image.nii,{number}_mask.nii,p{number // 2},{','.join(folds)}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    checked = cli_here("doctor", tmp_path / "t.csv")
+    assert checked.code == 3
+    assert "patient p0 in train (c1) and val (c0)" in checked.out
+    done = cli_here("train", tmp_path / "t.csv", *QUICK, "--folds", "all", "--run", tmp_path / "cv")
+    assert done.code == 3
+    assert not (tmp_path / "cv").exists()
+
+
+def test_quarter_turns_of_whole_volumes_must_fit(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    turn = [{"name": "rotate90", "axes": [0, 2]}]
+    done = cli_here("train", write_config(patches__size="full", augment=turn), "--run", tmp_path / "run")
+    assert done.code == 2
+    assert "rotate90 in axes [0, 2] needs equal patches.size there, found 24 and 16" in done.err
+
+
+@pytest.mark.parametrize("stage", ["$NO_SUCH_VARIABLE/x", "relative"])
+def test_a_stage_that_is_nowhere_is_refused(
+    stage: str, cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = cli_here("train", write_config(data__stage=stage), "--devices", 1, "--run", tmp_path / "run")
+    assert done.code == 2
+    assert f"data.stage {stage}: " in done.err
+
+
+@pytest.mark.ranks
+def test_ranks_with_cases_of_their_own_go_on_as_many(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = {"share": "rank"}
+    config = write_config(train__epochs=2, data__cache=own, train__stop_after={"steps": 2})
+    assert cli_here("train", config, "--devices", 1, "--run", tmp_path / "run").code == 75
+    refused = cli_here("train", config, "--devices", 2, "--run", tmp_path / "run")
+    assert refused.code == 2
+    assert "began on 1 ranks with cases of their own" in refused.err

@@ -44,6 +44,7 @@ from voxscale.files import locked, publish, read_json, remove, remove_temporarie
 from voxscale.terminal import progress
 
 PLACES_PER_LABEL = 4096  # where a balanced patch can be centred, for each case and label
+_STORE_TO_INPUT = 1.6  # bytes of a store to those of the compressed files it is made from, or so
 _PREPROCESSING = ("slices", "orientation", "crop_foreground", "spacing", "size", "intensity")
 
 
@@ -66,9 +67,17 @@ def prepare(manifest: Manifest, data: Data, root: Path, *, patch: Shape | None, 
         return open_store(folder)
     except OSError as error:
         raise InfrastructureError(
-            f"store {root}: cannot be used: {error.strerror or error}",
-            fix="set data.store to a writable folder with room",
+            f"store {root}: cannot be used: {_reason(error, manifest, root)}",
+            fix="set data.store to a writable folder with room, or free some: voxscale prepare --prune DAYS",
         ) from error
+
+
+def _reason(error: OSError, manifest: Manifest, root: Path) -> str:
+    if error.errno != errno.ENOSPC:
+        return error.strerror or str(error)
+    inputs = {path for case in manifest.cases for path in case.files}
+    needed = _STORE_TO_INPUT * sum(path.stat().st_size for path in inputs)
+    return f"no room: found {shutil.disk_usage(root).free >> 20} MB free, expected about {needed / 2**20:.0f} MB in all"
 
 
 def rebuild_damaged(store: Store, root: Path, *, threads: int = 1) -> list[str]:
@@ -278,10 +287,8 @@ def _write_array(path: Path, array: NDArray[Any], chunks: tuple[int, ...], block
     fast = {"codec": blosc2.Codec.LZ4, "clevel": 1, "nthreads": 1, "filters": [blosc2.Filter.NOFILTER]}
     try:
         blosc2.asarray(np.ascontiguousarray(array), urlpath=str(path), chunks=chunks, blocks=blocks, cparams=fast)
-    except RuntimeError as error:  # blosc2 does not say why it cannot write
-        free = shutil.disk_usage(path.parent).free
-        what = f"no room: found {free >> 20} MB free, a case takes up to {array.nbytes >> 20} MB"
-        raise OSError(errno.ENOSPC, what) from error
+    except RuntimeError as error:  # all that blosc2 says where it cannot write
+        raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:

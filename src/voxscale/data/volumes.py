@@ -201,7 +201,7 @@ def _as_labels(
     whole = np.abs(label_xyz - voxels.astype(np.float64)) <= _ROUNDING
     if not whole.all():
         strange = float(voxels[~whole].flat[0])
-        check.error("label-values", path, f"label {strange!r}", "whole numbers 0 to 255", "repair the label")
+        check.error("label-values", path, f"label {strange:.10g}", "whole numbers 0 to 255", "repair the label")
         return None
     values = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256))
     if declared and (unknown := sorted(set(values.tolist()) - set(declared) - {0})):

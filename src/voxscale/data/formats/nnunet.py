@@ -80,7 +80,7 @@ def declared_regions(source: Path) -> dict[str, list[int]]:
     regions: dict[str, list[int]] = {}
     for name, held in declared.items():
         values = [int(value) for value in (held if isinstance(held, list) else [held])]
-        if any(values):
+        if any(values) and name != "ignore":
             regions[_free_name(name, values, regions)] = [value for value in values if value]
     return regions
 
