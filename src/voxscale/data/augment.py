@@ -140,7 +140,7 @@ def source_region(drawn: Drawn, start: Triple, size: Triple) -> tuple[Triple, Tr
 @torch.no_grad()
 def place(
     drawn: Drawn,
-    image: Tensor,
+    image: Tensor | Iterable[Tensor],
     label: Tensor,
     *,
     origin: Triple,
@@ -151,18 +151,22 @@ def place(
     """Write one sample, image (c, x, y, z) and label (x, y, z), into its contiguous row of the batch.
 
     The source may be less than `source_region` asked for: `origin` is where its first voxel lies in that region, and
-    what is outside is zero. Every voxel of the row is written.
+    what is outside is zero. Every voxel of the row is written. Where nothing is interpolated, an image on the host may
+    come as its channels, one by one.
     """
     size = _triple(out_label.shape)
     first, region = source_region(drawn, (0, 0, 0), size)
     if any(o < 0 or o + n > whole for o, n, whole in zip(origin, label.shape, region, strict=True)):
         raise ValueError(f"a source of {tuple(label.shape)} at {origin} leaves its region of {region}")
+    if label.device.type == "cpu" and drawn.matrix is None:
+        _copy_on_host(drawn, image, label, _box(origin, label.shape), out_image, out_label, scratch)
+        return
+    if not isinstance(image, Tensor):
+        raise TypeError("only a copy on the host takes channels one by one")
     if drawn.matrix is not None:
         matrix = drawn.matrix @ _permutation(drawn)
         centre = (np.array(size) - 1) / 2 - first - origin
         resample(image, label, matrix, centre, out_image=out_image, out_label=out_label, scratch=scratch)
-    elif image.device.type == "cpu":
-        _copy_on_host(drawn, image, label, _box(origin, label.shape), out_image, out_label, scratch)
     else:
         copy_on_device(drawn, image, origin, out_image)
         copy_on_device(drawn, label, origin, out_label)
@@ -278,18 +282,24 @@ def _box(origin: Triple, source: Sequence[int]) -> Box:
 
 
 def _copy_on_host(
-    drawn: Drawn, image: Tensor, label: Tensor, box: Box, out_image: Tensor, out_label: Tensor, scratch: Scratch
+    drawn: Drawn,
+    channels: Iterable[Tensor],
+    label: Tensor,
+    box: Box,
+    out_image: Tensor,
+    out_label: Tensor,
+    scratch: Scratch,
 ) -> None:
     """NumPy moves voxels along negative strides, torch converts them: each does its part several times faster."""
     padded = label.shape != out_label.shape
+    stays = not (drawn.flips or drawn.turns)
     _move(drawn, label, box, out_label, padded)
-    if not (drawn.flips or drawn.turns):
-        if padded:
-            out_image.zero_()
-        out_image[box].copy_(image)
-        return
-    for channel, out in zip(image, out_image, strict=True):
-        if channel.dtype == out.dtype:
+    for channel, out in zip(channels, out_image, strict=True):
+        if stays:
+            if padded:
+                out.zero_()
+            out[box].copy_(channel)
+        elif channel.dtype == out.dtype:
             _move(drawn, channel, box, out, padded)
         else:
             moved = scratch.take("moved", out.shape, channel.dtype, channel.device)

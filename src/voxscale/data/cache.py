@@ -1,7 +1,7 @@
 """Where patches are cut from: the store's files, memory that the node's ranks share, or the device's memory.
 
-Each source has one method, `read(row, box, epoch, memory)`. What it returns may lie in `memory`, which the caller
-reuses, in shared memory or on the device: it is for reading, and only until the caller's next read.
+What `read` returns may lie in `memory`, which the caller reuses, in shared memory or on the device: it is for reading,
+and only until the caller's next read. `read_channels` may read the channels one after another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from voxscale.data.store import Box, Store
 from voxscale.errors import InfrastructureError
 
 Patch = tuple[torch.Tensor, torch.Tensor]  # (c, x, y, z) in the store's type, (x, y, z) uint8
+Channels = tuple[Iterable[torch.Tensor], torch.Tensor]  # the same, each channel good until the next is asked for
 Held = Callable[[int], NDArray[np.int32]]  # epoch → the rows that the cache holds in it
 
 
@@ -43,6 +44,7 @@ class Memory:
 
 class Source(Protocol):
     def read(self, row: int, box: Box, epoch: int, memory: Memory) -> Patch: ...
+    def read_channels(self, row: int, box: Box, epoch: int, memory: Memory) -> Channels: ...
     def close(self) -> None: ...
 
 
@@ -53,16 +55,24 @@ class FromStore:
         self._store = store
 
     def read(self, row: int, box: Box, epoch: int, memory: Memory) -> Patch:
-        voxels = 1
-        for edge, n in zip(box, self._store.shape(row), strict=True):
-            voxels *= len(range(*edge.indices(n)))
-        itemsize = int(self._store.dtype.itemsize)
-        image = self._store.read_image(row, box, into=memory.of("image", voxels * self._store.channels * itemsize))
-        label = self._store.read_label(row, box, into=memory.of("label", voxels))
-        return torch.from_numpy(image), torch.from_numpy(label)
+        nbytes = self._voxels(row, box) * self._store.channels * int(self._store.dtype.itemsize)
+        image = self._store.read_image(row, box, into=memory.of("image", nbytes))
+        return torch.from_numpy(image), self._label(row, box, memory)
+
+    def read_channels(self, row: int, box: Box, epoch: int, memory: Memory) -> Channels:
+        nbytes = self._voxels(row, box) * int(self._store.dtype.itemsize)
+        channels = self._store.read_channels(row, box, into=memory.of("image", nbytes))
+        return map(torch.from_numpy, channels), self._label(row, box, memory)
 
     def close(self) -> None:
         return
+
+    def _label(self, row: int, box: Box, memory: Memory) -> torch.Tensor:
+        return torch.from_numpy(self._store.read_label(row, box, into=memory.of("label", self._voxels(row, box))))
+
+    def _voxels(self, row: int, box: Box) -> int:
+        x, y, z = (len(range(*edge.indices(n))) for edge, n in zip(box, self._store.shape(row), strict=True))
+        return x * y * z
 
 
 class FromHost:
@@ -90,6 +100,8 @@ class FromHost:
         image = content[:split].view(self._store.dtype).reshape(channels, *shape)[(slice(None), *box)]
         label = content[split:].reshape(shape)[box]
         return torch.from_numpy(image), torch.from_numpy(label)
+
+    read_channels = read
 
     def close(self) -> None:
         self._folder.close()
@@ -157,6 +169,8 @@ class FromDevice:
             return FromStore(self._store).read(row, box, epoch, memory)
         image, label = case
         return image[(slice(None), *box)], label[box]
+
+    read_channels = read
 
     def close(self) -> None:
         self._cases.clear()

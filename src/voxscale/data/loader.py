@@ -149,8 +149,14 @@ class PatchLoader:
     def _read_into(self, epoch: int, position: int, image: torch.Tensor, label: torch.Tensor) -> _Read:
         """Read and augment one sample into its row. Runs in a thread."""
         read, box, origin = self._plan(epoch, position)
-        patch = self.source.read(read.sample.row, box, epoch, self._mine.memory)
-        place(read.drawn, *patch, origin=origin, out_image=image, out_label=label, scratch=self._mine.scratch)
+        copied = read.drawn.matrix is None
+        image_source, label_source = (self.source.read_channels if copied else self.source.read)(
+            read.sample.row, box, epoch, self._mine.memory
+        )
+        place(
+            read.drawn, image_source, label_source, origin=origin,
+            out_image=image, out_label=label, scratch=self._mine.scratch,
+        )  # fmt: skip
         adjust(image[None], [read.drawn], scratch=self._mine.scratch)
         return read
 
