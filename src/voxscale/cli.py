@@ -374,15 +374,21 @@ def _raise_signalled(number: int, frame: FrameType | None) -> None:
 
 
 def _config_or_data(path: Path, overrides: list[str] | None, *, strict: bool = True) -> Config:
+    from pydantic import ValidationError
+
     from voxscale.config.load import given_fields, make_config, read_config
     from voxscale.data.build import default_store
     from voxscale.data.guess import guess_config, is_data
 
     if is_data(path):
-        make_config({"data": {"source": str(path)}}, overrides or (), name=str(path), base=Path())  # are they sound?
-        given = given_fields(overrides or (), "data")
-        content = guess_config(path, default_store(os.environ), given, strict=strict)
-        return make_config(content, overrides or (), name=str(path), base=Path())
+        of_data = [override for override in overrides or () if override.startswith("data.")]
+        others = [override for override in overrides or () if override not in of_data]
+        given = given_fields(of_data, "data")
+        try:
+            content = guess_config(path, default_store(os.environ), given, strict=strict)
+        except ValidationError:  # said in words by the same check of the whole
+            content = {"data": {"source": str(path), **given}}
+        return make_config(content, others, name=str(path), base=Path())
     return read_config(path, overrides or ())
 
 

@@ -171,6 +171,16 @@ def test_what_is_almost_a_split_is_not_passed_over(
         _guess(_table(tmp_path, header, *cells), tmp_path)
 
 
+def test_an_override_of_the_fold_keeps_the_split_that_the_table_states(tmp_path: Path) -> None:
+    path = _table(tmp_path, ",Fold_1,Fold_2", ",train,val", ",val,train", ",test,test")
+    stated = {"column": ["Fold_1", "Fold_2"]}
+    assert guess_config(path, tmp_path, {"split": {"fold": 2}})["data"]["split"] == {**stated, "fold": 2}
+    assert guess_config(path, tmp_path, {"split": {"val": 0.5}})["data"]["split"] == {"val": 0.5}
+    gap = _table(tmp_path, ",s", ",train", ",val", ",")
+    assert guess_config(gap, tmp_path, {"split": {"val": 0.5}})["data"]["split"] == {"val": 0.5}
+    assert guess_config(gap, tmp_path, strict=False)["data"]["split"] == {"column": "s"}
+
+
 def test_what_the_user_states_holds(tmp_path: Path) -> None:
     save_volume(tmp_path / "a.nii", _noise(5, 6, 7))
     (tmp_path / "t.csv").write_text("who,picture,truth\np1,a.nii,a.nii\n")

@@ -216,6 +216,19 @@ def test_a_damaged_case_of_an_unfinished_build_is_built_again(store: Store, mani
     assert again.digest == store.digest
 
 
+def test_damage_is_not_taken_over_when_the_index_is_written_anew(store: Store, manifest: Manifest, data: Data) -> None:
+    places = store.folder / "cases" / store.id(0) / "places.npy"
+    sound = places.read_bytes()
+    places.write_bytes(sound[:-6] + b"\xff\x7f" * 3)
+    details = store.folder / "cases" / store.id(2) / "case.json"
+    details.write_text(details.read_text().replace('"sha256"', '"sha257"'))
+    cut = store.folder / "cases" / store.id(1) / "image.b2nd"
+    cut.write_bytes(cut.read_bytes()[:-10])
+    again = prepare(manifest, data, store.folder.parent, patch=PATCH)
+    assert places.read_bytes() == sound
+    assert all(again.verify(row) is None for row in range(len(again)))
+
+
 @pytest.mark.parametrize("box", [(64, 64, 64), (32, 32, 64), (48, 64, 96)])
 def test_places_are_spread_over_the_whole_label(box: tuple[int, int, int]) -> None:
     label = np.zeros((100, 100, 120), np.uint8)

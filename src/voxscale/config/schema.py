@@ -45,6 +45,8 @@ class SplitShares(Section):
     def _leaves_training_cases(self) -> Self:
         if self.val + self.test >= 1:
             raise ValueError(f"val {self.val} + test {self.test} leave no case for training; expected a sum below 1")
+        if self.folds is None and self.fold != 1:
+            raise ValueError(f"fold {self.fold} without folds; expected e.g. {{folds: 5, fold: {self.fold}}}")
         if self.folds is not None and self.fold > self.folds:
             raise ValueError(f"fold {self.fold}: expected 1 to {self.folds}, which is folds")
         return self

@@ -192,8 +192,7 @@ def _write_index(folder: Path, cases: list[Case], details: list[dict[str, Any]],
         rows[n]["id"], rows[n]["shape"] = case.id.encode(), detail["shape"]
         inside = folder / "cases" / case.id
         rows[n]["bytes"] = sizes_of(inside)
-        rows[n]["sums"] = [google_crc32c.value(path.read_bytes()) if (path := inside / name).is_file() else 0
-                           for name in SUMMED]  # fmt: skip
+        rows[n]["sums"] = [_sum(inside / name) for name in SUMMED]
         rows[n]["sha256"], rows[n]["image_sha256"] = (bytes.fromhex(detail[k]) for k in ("sha256", "image_sha256"))
     rows["labels"] = np.packbits(labels, axis=1, bitorder="little")
     rows = rows[np.argsort(rows["id"], kind="stable")]
@@ -227,10 +226,11 @@ def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patc
 
 
 def _described(folder: Path) -> dict[str, Any] | None:
-    """What an earlier build wrote of a case, if it is there in full length."""
+    """What an earlier build wrote of a case, if it is there as it was written; chunks are checked when they are read."""
     try:
         details: dict[str, Any] = read_json(folder / "case.json")
-        return details if details["bytes"] == sizes_of(folder)[:-1] else None
+        sound = details["seal"] == seal(details) and details["bytes"] == sizes_of(folder)[:-1]
+        return details if sound and details["places_sum"] == _sum(folder / "places.npy") else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -265,9 +265,15 @@ def _write_case(
         "geometry": prepared.geometry.as_json(),
         "checksums": checksums,
         "bytes": sizes_of(folder)[:-1],  # of the files before this one
+        "places_sum": _sum(folder / "places.npy"),
     }
+    details["seal"] = seal(details)
     write_json(folder / "case.json", details)
     return details
+
+
+def _sum(path: Path) -> int:
+    return int(google_crc32c.value(path.read_bytes())) if path.is_file() else 0
 
 
 def choose_chunks(shape: tuple[int, ...], patch: Shape | None) -> tuple[Shape, Shape]:

@@ -28,6 +28,7 @@ _STRIDE = 16  # of the default model
 _SHAPES, _SLICES = 32, 3  # how many cases are looked at, evenly spread: their headers, and one slice of them
 _CT_WINDOW, _CT_MINIMUM = [-1000.0, 1000.0], -500
 _MAX_VOXELS = 2**31
+_REPLACES_SPLIT = {"column", "val", "test", "folds"}  # with one of these, what a table states does not count
 _SPLIT_WORDS = {
     "train": TRAIN,
     "training": TRAIN,
@@ -54,12 +55,14 @@ def guess_config(
     `given` are fields of `data` that the user states; they hold. Raises DataError, listing every finding, for data
     that cannot be trained on; unless `strict`, it looks at what can be read. Archives are unpacked below `scratch`.
     """
-    start = {"source": str(source), **(given or {})}
+    start = {**{name: value for name, value in (given or {}).items() if name != "split"}, "source": str(source)}
     format, unpacked = unpack_source(Data.model_validate(start), scratch)
     fields: dict[str, Any] = {"source": str(source), "format": format}
+    given = dict(given or {})
     if format == "table":
-        fields |= _table_fields(unpacked, Data.model_validate(start).columns)
-    fields |= given or {}
+        content = _labelled_table(unpacked, Data.model_validate(start).columns)
+        given |= _with_stated_split(given.get("split"), content, unpacked.name, strict=strict)
+    fields |= given
     data = Data.model_validate(fields)
     cases = (find_cases if strict else load_manifest)(data, scratch).cases
     if format == "nnunet" and (regions := nnunet.declared_regions(unpacked)):
@@ -147,23 +150,31 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path.name}: cannot be read: {error}", fix="replace the file, or move it away")
 
 
-def _table_fields(source: Path, columns: Columns) -> dict[str, Any]:
-    """The split that the table states; raises DataError for a table without labels."""
+def _labelled_table(source: Path, columns: Columns) -> table.Table:
+    """The table; raises DataError for one without labels."""
     content = table.read_table(source)
-    roles = table.find_roles(content, columns, source.name)
-    if roles.label is None:
+    if table.find_roles(content, columns, source.name).label is None:
         raise DataError(
             f"{source.name}: found columns {', '.join(map(shown, content.columns[:40]))}, "
             "expected one with the paths of label volumes, e.g. label or mask",
             fix="add a column with the paths of the labels; outcomes (times, events, classes) as a task come later",
         )
-    return _fold_fields(content, source.name)
+    return content
 
 
-def _fold_fields(content: table.Table, name: str) -> dict[str, Any]:
+def _with_stated_split(asked: Any, content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
+    """What the table states of the split, with what is asked for besides; nothing where that replaces it."""
+    if asked is not None and (not isinstance(asked, dict) or _REPLACES_SPLIT & asked.keys()):
+        return {}
+    stated = _stated_split(content, name, strict=strict)
+    return {"split": {**stated, **(asked or {})}} if stated else {}
+
+
+def _stated_split(content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
     """`data.split` for the columns that hold nothing but words for train, val and test, in one spelling each.
 
     A column that is such but for a few empty cells is refused: to split at random instead could train on test cases.
+    Unless `strict`, it is taken as it is, for whoever splits by it to name what is missing.
     """
     spelt = {}
     for column in content.columns:
@@ -171,23 +182,23 @@ def _fold_fields(content: table.Table, name: str) -> dict[str, Any]:
         roles = {_SPLIT_WORDS.get(cell.casefold()) for cell in cells.values() if cell}
         if TRAIN not in roles or None in roles or len(roles) == 1:
             continue
-        if empty := [number for number, cell in cells.items() if not cell]:
+        if strict and (empty := [number for number, cell in cells.items() if not cell]):
             raise DataError(
                 f"{name}: column {shown(column)} states the split, but not in row {', '.join(map(str, empty[:20]))}",
                 fix="fill the cells, or give data.split",
             )
-        spelt[column] = {str(_SPLIT_WORDS[cell.casefold()]): cell.casefold() for cell in cells.values()}
-        if len({cell.casefold() for cell in cells.values()}) != len(spelt[column]):
+        words_here = sorted({cell.casefold() for cell in cells.values() if cell})
+        spelt[column] = {str(_SPLIT_WORDS[word]): word for word in words_here}
+        if strict and len(words_here) != len(spelt[column]):
             raise DataError(
-                f"{name}: column {shown(column)} has several words for one part of the split: "
-                f"{', '.join(sorted({cell.casefold() for cell in cells.values()}))}",
+                f"{name}: column {shown(column)} has several words for one part of the split: {', '.join(words_here)}",
                 fix="use one word for each, or give data.split",
             )
     if not spelt:
         return {}
     words: dict[str, str] = {}
     for column, own in spelt.items():
-        if any(words.get(role, word) != word for role, word in own.items()):
+        if strict and any(words.get(role, word) != word for role, word in own.items()):
             raise DataError(
                 f"{name}: column {shown(column)} spells the split otherwise than {shown(next(iter(spelt)))}",
                 fix="use the same words in both, or give data.split",
@@ -195,4 +206,4 @@ def _fold_fields(content: table.Table, name: str) -> dict[str, Any]:
         words |= own
     columns = list(spelt)
     unusual = {role: word for role, word in words.items() if role != word}
-    return {"split": {"column": columns[0] if len(columns) == 1 else columns, **unusual}}
+    return {"column": columns[0] if len(columns) == 1 else columns, **unusual}

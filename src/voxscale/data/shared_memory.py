@@ -9,6 +9,7 @@ from voxscale.files import hold, locked, remove
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, by its nature shared; the folders in it are 0700
 _IN_USE = "in-use"
+_open_here: list[Path] = []  # locks keep other processes out, but not this one
 
 
 class SharedFolder:
@@ -22,12 +23,14 @@ class SharedFolder:
             self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / _IN_USE).touch()
             self._in_use = hold(self.path / _IN_USE)
+            _open_here.append(self.path)
 
     def close(self) -> None:
         if self._in_use is not None:
             with locked(_lock(self.root)):
                 self._in_use.close()
                 self._in_use = None
+                _open_here.remove(self.path)
                 _sweep(self.root)
 
 
@@ -40,6 +43,8 @@ def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
 
 def _sweep(root: Path) -> None:
     for folder in root.glob(f"{_prefix()}*"):
+        if folder in _open_here:
+            continue
         try:
             with locked(folder / _IN_USE, wait=False):
                 remove(folder)

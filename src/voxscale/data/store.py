@@ -266,7 +266,7 @@ def open_store(folder: Path, *, check_sizes: bool = True, remedy: str = _REBUILD
 
 
 def seal(header: Mapping[str, Any]) -> str:
-    """A hash over all other fields of index.json."""
+    """A hash over all other fields of a JSON object."""
     content = {name: value for name, value in header.items() if name != "seal"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -16,12 +16,14 @@ def predict_volume(
 ) -> torch.Tensor:
     """Raw outputs (c, x, y, z) for the whole volume; windows overlap and are weighted by a Gaussian.
 
-    A volume smaller than the window is padded with zeros and cut back. The result depends on the arguments
+    A volume smaller than the window is padded with zeros all around and cut back. The result depends on the arguments
     alone, not on what ran before or on which rank it runs.
     """
     shape = image_cxyz.shape[1:]
-    padding = [max(0, n - whole) for n, whole in zip(window, shape, strict=True)]
-    padded = functional.pad(image_cxyz, [amount for axis in reversed(padding) for amount in (0, axis)])
+    missing = [max(0, n - whole) for n, whole in zip(window, shape, strict=True)]
+    before = [amount // 2 for amount in missing]  # as small cases lie in their patches when they are trained on
+    around = [(first, amount - first) for first, amount in zip(before, missing, strict=True)]
+    padded = functional.pad(image_cxyz, [amount for axis in reversed(around) for amount in axis])
     weight = _gaussian(window, image_cxyz.device)
     total: torch.Tensor | None = None
     weights = torch.zeros(padded.shape[1:], device=padded.device)
@@ -33,7 +35,8 @@ def predict_volume(
         total[(slice(None), *box)] += output * weight
         weights[box] += weight
     assert total is not None  # noqa: S101 - a volume has at least one window
-    return (total / weights)[(slice(None), *(slice(0, n) for n in shape))]
+    inside = (slice(first, first + n) for first, n in zip(before, shape, strict=True))
+    return (total / weights)[(slice(None), *inside)]
 
 
 def starts(length: int, window: int, overlap: float) -> list[int]:

@@ -85,8 +85,8 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
     )
     if draft.held:
         refuse_other_origin(run, config, store)
-        refuse_other_world(run, config, draft.devices)
         if not _is_done(run):
+            refuse_other_world(run, config, draft.devices)
             write_text(run.config, render_config(config))
     else:
         _write_folder(draft, cases, plan)
