@@ -226,7 +226,7 @@ def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patc
 
 
 def _described(folder: Path) -> dict[str, Any] | None:
-    """What an earlier build wrote of a case, if it is there as it was written; chunks are checked when they are read."""
+    """What an earlier build wrote of a case, if it is as it was written; chunks are checked when they are read."""
     try:
         details: dict[str, Any] = read_json(folder / "case.json")
         sound = details["seal"] == seal(details) and details["bytes"] == sizes_of(folder)[:-1]
