@@ -117,8 +117,8 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; with `wait=False` raise BlockingIOError if it is taken.
+def locked(path: Path, *, wait: bool = True) -> Iterator[BinaryIO]:
+    """Hold an exclusive lock on the file `path`, open; with `wait=False` raise BlockingIOError if it is taken.
 
     A POSIX record lock: it also holds between hosts on NFS, and the kernel frees it when its owner dies.
     """
@@ -128,7 +128,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             fcntl.lockf(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except PermissionError as error:  # POSIX allows EACCES as well as EAGAIN for a lock that is taken
             raise BlockingIOError(str(error)) from error
-        yield
+        yield stream
 
 
 def hold(path: Path) -> BinaryIO | None:

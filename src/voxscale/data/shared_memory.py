@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from voxscale.files import hold, locked, remove
 
@@ -18,7 +21,7 @@ class SharedFolder:
     def __init__(self, name: str, root: Path = SHARED_MEMORY) -> None:
         self.root = root
         self.path = root / f"{_prefix()}{name}"
-        with locked(_lock(root)):
+        with _alone(root):
             _sweep(root)
             self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / _IN_USE).touch()
@@ -27,7 +30,7 @@ class SharedFolder:
 
     def close(self) -> None:
         if self._in_use is not None:
-            with locked(_lock(self.root)):
+            with _alone(self.root):
                 self._in_use.close()
                 self._in_use = None
                 _open_here.remove(self.path)
@@ -37,7 +40,7 @@ class SharedFolder:
 def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
     """Delete what this user's killed ranks left in shared memory."""
     if any(root.glob(f"{_prefix()}*")):
-        with locked(_lock(root)):
+        with _alone(root):
             _sweep(root)
 
 
@@ -56,6 +59,25 @@ def _prefix() -> str:
     return f"voxscale-{os.getuid()}-"
 
 
-def _lock(root: Path) -> Path:
-    """All that comes and goes does so under one lock, so that no one sweeps what another is about to use."""
-    return root / f".voxscale-{os.getuid()}.lock"
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """All that comes and goes does so under one lock, so that no one sweeps what another is about to use.
+
+    The lock's file goes with the last folder; whoever has waited for a file that is gone meanwhile begins again.
+    """
+    path = root / f".voxscale-{os.getuid()}.lock"
+    while True:
+        with locked(path) as file:
+            if not _is_at(path, file):
+                continue
+            yield
+            if not any(root.glob(f"{_prefix()}*")):
+                path.unlink()
+            return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
