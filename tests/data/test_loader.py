@@ -188,17 +188,10 @@ def test_host_memory_is_shared_and_swept(store: Store, tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_too_little_shared_memory_is_told_at_once(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
-    with pytest.raises(InfrastructureError, match="MB of shared memory"):
-        FromHost(store, lambda epoch: ROWS, "run", root=tmp_path)
-    assert not list(tmp_path.glob("voxscale-*"))
+def test_too_little_shared_memory_is_told_at_once(store: Store, small_disk: Path) -> None:
+    with pytest.raises(InfrastructureError, match="found 0 MB of shared memory free"):
+        FromHost(store, lambda epoch: ROWS, "run", root=small_disk)
+    assert not list(small_disk.iterdir())
 
 
 def test_a_damaged_chunk_is_named(store: Store, dataset: Path, tmp_path: Path) -> None:
