@@ -88,7 +88,8 @@ def test_all_errors_come_at_once_with_the_nearest_name() -> None:
         "c.yaml: data.split.vall: unknown key; did you mean 'val'?",
         "c.yaml: augment.0.prob: unknown key; expected one of name, p, axes",
         "c.yaml: loader.workers: found -1, expected 'auto' or greater than or equal to 0",
-        "c.yaml: model: found name 'unnet', expected unet, segresnet; did you mean 'unet'?",
+        "c.yaml: model: found name 'unnet', expected unet, segresnet, unetr, swin_unetr, dynunet, distmis_unet, "
+        "package.module:function; did you mean 'unet'?",
         "c.yaml: loss.batc: unknown key; did you mean 'batch'?",
         "c.yaml: train.batch: found 'two', expected a valid integer, unable to parse string as an integer",
         "c.yaml: train.epoch: unknown key; did you mean 'epochs'?",
@@ -159,11 +160,10 @@ def test_per_device_batch_becomes_global() -> None:
     assert config.train.batch == PerDevice(per_device=3)
     settled = resolve(config, Machine(gpus=0, cpus=8), devices=4)
     assert settled.train.global_batch == 12
-    assert (settled.train.precision, settled.train.threads) == ("fp32", 2)
+    assert settled.train.threads == 2
 
 
-def test_gpus_settle_precision_and_nccl_needs_them() -> None:
-    assert resolve(make({}), Machine(gpus=2, cpus=8, bf16=True), devices=2).train.precision == "bf16"
+def test_nccl_needs_gpus() -> None:
     with pytest.raises(InfrastructureError, match="nccl needs GPUs"):
         resolve(make({"train": {"backend": "nccl"}}), Machine(gpus=0, cpus=8), devices=2)
 

@@ -8,16 +8,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from voxscale.config.base import Fraction, Positive, Section, Size
-from voxscale.config.models import ModelOptions, UNetOptions
+from voxscale.config.models import ModelOptions, UNetOptions, size_problems
 from voxscale.config.training import (
     AUGMENT_PRESETS,
     AdamWOptions,
+    Cosine,
     DiceCEOptions,
     LossOptions,
     OptimizerOptions,
     Rotate90,
-    Schedule,
+    ScheduleOptions,
     Transform,
+    check_schedule,
     check_transforms,
 )
 
@@ -257,7 +259,9 @@ class Train(Section):
     batch: Annotated[Annotated[Batch, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)] = 2
     micro_batch: Positive | None = None
     seed: Seed = 0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    compile: Literal["auto"] | bool = "auto"
+    channels_last: Literal["auto"] | bool = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     threads: Literal["auto"] | Positive = "auto"
     clip_norm: Annotated[float, Field(gt=0)] | None = None
@@ -276,6 +280,9 @@ class Validate(Section):
     every: Positive = 5
     window: Size | None = None
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    weights: Literal["gaussian", "constant"] = "gaussian"
+    mirror: bool = False
+    tolerance_mm: Annotated[float, Field(gt=0)] = 1.0
     metric: str = "dice/mean"
 
 
@@ -303,7 +310,7 @@ class Config(Section):
     model: ModelOptions = UNetOptions()
     loss: LossOptions = DiceCEOptions()
     optimizer: OptimizerOptions = AdamWOptions()
-    schedule: Schedule = Schedule()
+    schedule: ScheduleOptions = Cosine()
     train: Train = Train()
     validation: Validate = Field(Validate(), alias="validate")
     checkpoint: Checkpoint = Checkpoint()
@@ -313,24 +320,22 @@ class Config(Section):
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         patch = None if self.patches.size == "full" else self.patches.size
+        window = self.validation.window
+        sizes = (("patches.size", patch), ("validate.window", window))
         problems = [
-            f"{field} {list(size)} does not fit the model's strides ({self.model.stride}); "
-            f"nearest: {[_nearest_multiple(n, self.model.stride) for n in size]}"
-            for field, size in (
-                ("patches.size", patch),
-                ("validate.window", self.validation.window),
-            )
-            if size is not None and any(n % self.model.stride for n in size)
+            problem for field, size in sizes if size is not None for problem in size_problems(self.model, field, size)
         ]
+        if self.model.fixed_size and window is not None and window != patch:
+            problems.append(
+                f"validate.window: found {list(window)}, expected null or patches.size, "
+                f"as {self.model.name} works at one size alone"
+            )
         problems += turning_problems(self.augment, patch) if patch is not None else []
         problems += check_transforms(self.augment)
+        problems += check_schedule(self.schedule, self.train.epochs)
         if problems:
             raise ValueError("\n".join(problems))
         return self
-
-
-def _nearest_multiple(value: int, of: int) -> int:
-    return max(of, round(value / of) * of)
 
 
 def turning_problems(augment: tuple[Any, ...], patch: tuple[int, int, int]) -> list[str]:

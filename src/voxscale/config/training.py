@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from voxscale.config.base import Fraction, Section, chosen_by_name
+from voxscale.config.base import Fraction, Positive, Section, chosen_by_name
 
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
+Memory = Annotated[float, Field(ge=0, lt=1)]
 Axis = Literal[0, 1, 2]
 Zoom = Annotated[float, Field(ge=0.1, le=10)]
 Share = Annotated[float, Field(ge=0.1, le=1)]
@@ -39,26 +40,51 @@ def _one_per_axis(value: Any) -> Any:
 Ascending = AfterValidator(_ascending)
 
 
-class DiceOptions(Section):
-    """Soft Dice. `batch` sums over the whole global batch first; `squared` squares the denominator's terms."""
+class OverlapOptions(Section):
+    """What all losses with a Dice part share.
 
-    name: Literal["dice"] = "dice"
+    `batch` sums over the whole global batch first; `squared` squares the probabilities in the denominator;
+    `background` false leaves it out of the Dice of exclusive classes (regions have none).
+    """
+
+    name: str
     batch: bool = False
     squared: bool = False
     background: bool = True
 
 
-class DiceCEOptions(Section):
+class DiceOptions(OverlapOptions):
+    """Soft Dice, averaged over classes."""
+
+    name: Literal["dice"] = "dice"
+
+
+class DiceCEOptions(OverlapOptions):
     """Soft Dice plus cross-entropy (binary cross-entropy for regions)."""
 
     name: Literal["dice_ce"] = "dice_ce"
-    batch: bool = False
-    squared: bool = False
-    background: bool = True
+
+
+class DiceFocalOptions(OverlapOptions):
+    """Soft Dice plus `weight` times the focal loss, which turns from easy voxels the more the larger `gamma`."""
+
+    name: Literal["dice_focal"] = "dice_focal"
+    gamma: Annotated[float, Field(ge=0, le=10)] = 2.0
+    weight: Decay = 1.0
+
+
+class SoftDiceOptions(OverlapOptions):
+    """DistMIS's Dice: as `dice`, with `smooth` added above and below, so that small structures weigh less."""
+
+    name: Literal["soft_dice"] = "soft_dice"
+    smooth: Rate = 1.0
 
 
 LossOptions = Annotated[
-    Annotated[DiceOptions, Tag("dice")] | Annotated[DiceCEOptions, Tag("dice_ce")],
+    Annotated[DiceOptions, Tag("dice")]
+    | Annotated[DiceCEOptions, Tag("dice_ce")]
+    | Annotated[DiceFocalOptions, Tag("dice_focal")]
+    | Annotated[SoftDiceOptions, Tag("soft_dice")],
     Discriminator(chosen_by_name("dice_ce")),
 ]
 
@@ -66,7 +92,7 @@ LossOptions = Annotated[
 class AdamOptions(Section):
     name: Literal["adam"] = "adam"
     lr: Rate = 1e-3
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Memory, Memory] = (0.9, 0.999)
     weight_decay: Decay = 0.0
     amsgrad: bool = False
 
@@ -74,7 +100,7 @@ class AdamOptions(Section):
 class AdamWOptions(Section):
     name: Literal["adamw"] = "adamw"
     lr: Rate = 1e-4
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Memory, Memory] = (0.9, 0.999)
     weight_decay: Decay = 1e-5
     amsgrad: bool = False
 
@@ -82,21 +108,98 @@ class AdamWOptions(Section):
 class SGDOptions(Section):
     name: Literal["sgd"] = "sgd"
     lr: Rate = 1e-2
-    momentum: Fraction = 0.9
+    momentum: Memory = 0.9
     nesterov: bool = True
     weight_decay: Decay = 0.0
 
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov true with momentum 0; expected a momentum above 0, or nesterov false")
+        return self
+
+
+class NovogradOptions(Section):
+    """Adam with one second moment per layer, MONAI's. `averaging` weighs new gradients by 1 - the first beta."""
+
+    name: Literal["novograd"] = "novograd"
+    lr: Rate = 1e-4
+    betas: tuple[Memory, Memory] = (0.9, 0.98)
+    weight_decay: Decay = 0.0
+    averaging: bool = False
+    amsgrad: bool = False
+
 
 OptimizerOptions = Annotated[
-    Annotated[AdamOptions, Tag("adam")] | Annotated[AdamWOptions, Tag("adamw")] | Annotated[SGDOptions, Tag("sgd")],
+    Annotated[AdamOptions, Tag("adam")]
+    | Annotated[AdamWOptions, Tag("adamw")]
+    | Annotated[SGDOptions, Tag("sgd")]
+    | Annotated[NovogradOptions, Tag("novograd")],
     Discriminator(chosen_by_name("adamw")),
 ]
 
 
-class Schedule(Section):
-    """How the learning rate moves over the run: `none` keeps it, `cosine` takes it to zero."""
+class Warmed(Section):
+    """A schedule of the learning rate before which, over `warmup` epochs, it climbs in a line to `optimizer.lr`."""
 
-    name: Literal["none", "cosine"] = "cosine"
+    name: str
+    warmup: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Constant(Warmed):
+    """Always `optimizer.lr`."""
+
+    name: Literal["none"] = "none"
+
+
+class Cosine(Warmed):
+    """Down half a cosine to `final` times the rate at the end of the run."""
+
+    name: Literal["cosine"] = "cosine"
+    final: Fraction = 0.0
+
+
+class Polynomial(Warmed):
+    """Down to zero as the share of the run that is left, to the `power`."""
+
+    name: Literal["poly"] = "poly"
+    power: Rate = 0.9
+
+
+class OneCycle(Section):
+    """Up from `start` times `optimizer.lr` over the share `warm` of the run, then down to `final` times where it
+    began, both on half a cosine."""
+
+    name: Literal["one_cycle"] = "one_cycle"
+    warm: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    start: Annotated[float, Field(gt=0, le=1)] = 1 / 25
+    final: Annotated[float, Field(gt=0, le=1)] = 1e-4
+
+
+class Restarts(Warmed):
+    """Cosines to zero one after the other: the first takes `first` epochs, each next `factor` times as many."""
+
+    name: Literal["restarts"] = "restarts"
+    first: Positive = 10
+    factor: Positive = 2
+
+
+ScheduleOptions = Annotated[
+    Annotated[Constant, Tag("none")]
+    | Annotated[Cosine, Tag("cosine")]
+    | Annotated[Polynomial, Tag("poly")]
+    | Annotated[OneCycle, Tag("one_cycle")]
+    | Annotated[Restarts, Tag("restarts")],
+    Discriminator(chosen_by_name("cosine")),
+]
+
+
+def check_schedule(schedule: Any, epochs: int) -> list[str]:
+    """What of a schedule does not fit into a run of so many epochs."""
+    warmup = getattr(schedule, "warmup", 0.0)
+    if warmup < epochs:
+        return []
+    return [f"schedule.warmup {warmup:g}: expected fewer epochs than train.epochs, {epochs}, so that training follows"]
 
 
 class Flip(Section):

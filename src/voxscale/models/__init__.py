@@ -1,4 +1,5 @@
-"""The table of networks. A builder takes its options and the numbers of channels; it knows no ranks, no files."""
+"""The table of networks. A builder takes its options, the numbers of channels and the patch; it knows no ranks,
+no files."""
 
 from __future__ import annotations
 
@@ -7,15 +8,32 @@ from typing import Any
 
 import torch
 
-from voxscale.models.networks import build_segresnet, build_unet
+from voxscale.config.models import OWN
+from voxscale.models.distmis import build_distmis_unet
+from voxscale.models.networks import build_dynunet, build_segresnet, build_swin_unetr, build_unet, build_unetr
+from voxscale.models.own import build_own
 
-Builder = Callable[[Any, int, int], torch.nn.Module]
+Size = tuple[int, int, int]
+Builder = Callable[[Any, int, int, Size], torch.nn.Module]
 
-MODELS: dict[str, Builder] = {"unet": build_unet, "segresnet": build_segresnet}
+MODELS: dict[str, Builder] = {
+    "unet": build_unet,
+    "segresnet": build_segresnet,
+    "unetr": build_unetr,
+    "swin_unetr": build_swin_unetr,
+    "dynunet": build_dynunet,
+    "distmis_unet": build_distmis_unet,
+    OWN: build_own,
+}
 
 
-def build_model(options: Any, in_channels: int, out_channels: int, *, seed: int) -> torch.nn.Module:
-    """A network with weights that depend on the seed alone."""
+def build_model(options: Any, in_channels: int, out_channels: int, *, patch: Size, seed: int) -> torch.nn.Module:
+    """A network with weights that depend on the seed alone. `patch` is what it sees at once in training.
+
+    In training it returns (n, c, x, y, z) or, supervised on several levels, (n, levels, c, x, y, z) with the finest
+    first; in evaluation always the former.
+    """
+    build = MODELS[OWN if ":" in options.name else options.name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[options.name](options, in_channels, out_channels)
+        return build(options, in_channels, out_channels, patch)

@@ -9,11 +9,21 @@ from typing import Any
 import torch
 
 from voxscale.config.schema import Config
+from voxscale.config.training import Cosine, OneCycle, Polynomial, Restarts
+
+
+def _novograd(parameters: Iterable[torch.nn.Parameter], *, averaging: bool, **options: Any) -> torch.optim.Optimizer:
+    from monai.optimizers.novograd import Novograd
+
+    optimizer: torch.optim.Optimizer = Novograd(parameters, grad_averaging=averaging, **options)
+    return optimizer
+
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "novograd": _novograd,
 }
 
 
@@ -22,12 +32,54 @@ def build_optimizer(config: Config, parameters: Iterable[torch.nn.Parameter]) ->
     return OPTIMIZERS[config.optimizer.name](parameters, **options)
 
 
-def learning_rate(config: Config, step: int, num_steps: int) -> float:
-    """The rate of a step, a pure function of it: nothing to save, nothing to lose."""
+def learning_rate(config: Config, step: int, num_steps: int, steps_per_epoch: int) -> float:
+    """The rate of a step, counted from 1, a pure function of it: nothing to save, nothing to lose."""
     base: float = config.optimizer.lr
-    if config.schedule.name == "none":
-        return base
-    return base * 0.5 * (1 + math.cos(math.pi * (step - 1) / num_steps))
+    schedule = config.schedule
+    warm_steps = min(round(getattr(schedule, "warmup", 0.0) * steps_per_epoch), num_steps)
+    if step <= warm_steps:
+        return base * step / warm_steps
+    return base * SCHEDULES[schedule.name](schedule, step - warm_steps - 1, num_steps - warm_steps, steps_per_epoch)
+
+
+def _cosine(schedule: Cosine, done: int, num_steps: int, steps_per_epoch: int) -> float:
+    return _between(1.0, schedule.final, done / num_steps)
+
+
+def _poly(schedule: Polynomial, done: int, num_steps: int, steps_per_epoch: int) -> float:
+    return math.pow(1 - done / num_steps, schedule.power)
+
+
+def _one_cycle(schedule: OneCycle, done: int, num_steps: int, steps_per_epoch: int) -> float:
+    """Its last step has the lowest rate, and its peak may fall between two steps."""
+    peak = schedule.warm * num_steps - 1
+    if done < peak:
+        return _between(schedule.start, 1.0, done / peak)
+    way = (done - peak) / (num_steps - 1 - peak)
+    return _between(1.0, schedule.start * schedule.final, way)
+
+
+def _restarts(schedule: Restarts, done: int, num_steps: int, steps_per_epoch: int) -> float:
+    period = schedule.first * steps_per_epoch
+    while done >= period:
+        done -= period
+        period *= schedule.factor
+    return _between(1.0, 0.0, done / period)
+
+
+def _between(start: float, end: float, way: float) -> float:
+    """From start to end on half a cosine; `way` goes from 0 to 1."""
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * way))
+
+
+# Each gives the share of `optimizer.lr` after `done` of `num_steps` steps, those of the warm-up not counted.
+SCHEDULES: dict[str, Callable[[Any, int, int, int], float]] = {
+    "none": lambda *_: 1.0,
+    "cosine": _cosine,
+    "poly": _poly,
+    "one_cycle": _one_cycle,
+    "restarts": _restarts,
+}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
