@@ -42,6 +42,7 @@ def output(task: Task) -> torch.Tensor:
     return torch.randn(4, task.out_channels, 6, 6, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
+SPACING = (1.0, 2.0, 0.5)
 LABEL = (torch.rand(4, 6, 6, 6, generator=torch.Generator().manual_seed(1)) > 0.6).to(torch.uint8)
 
 
@@ -82,23 +83,81 @@ def test_gradient_through_rows_is_the_gradient_of_the_loss(task: Task, output: t
 def test_a_perfect_output_scores_perfectly(task: Task) -> None:
     label = LABEL[0]
     wanted = torch.stack([label == 0, label == 1])[-task.out_channels :].float() * 20 - 10
-    row = task.measure(task.decide(wanted), label.numpy())
+    codes = task.decide(wanted)
+    row = task.measure(codes, label.numpy(), SPACING, surfaces=True)
     assert row["dice/mean"] == 1.0
-    assert set(row) == set(task.metrics)
+    assert tuple(row) == task.metrics(surfaces=True)
+    quick = task.measure(codes, label.numpy(), SPACING, surfaces=False)
+    assert tuple(quick) == task.metrics(surfaces=False)
+    assert quick.items() < row.items()
 
 
 def test_undefined_is_absent_and_missed_is_zero(task: Task) -> None:
     nothing, something = np.zeros((6, 6, 6), np.uint8), LABEL[0].numpy()
     background = torch.stack([torch.full((6, 6, 6), 9.0), torch.full((6, 6, 6), -9.0)])[-task.out_channels :]
-    assert task.measure(task.decide(background), nothing) == {}
-    assert task.measure(task.decide(background), something)["dice/mean"] == 0.0
-    assert task.measure(task.decide(-background), nothing)["dice/mean"] == 0.0
+
+    def scores(output: torch.Tensor, label_xyz: np.ndarray) -> dict[str, float]:
+        row = task.measure(task.decide(output), label_xyz, SPACING, surfaces=True)
+        return {name: value for name, value in row.items() if not name.startswith("volume")}
+
+    assert scores(background, nothing) == {}
+    for missed in (scores(background, something), scores(-background, nothing)):
+        assert missed["dice/mean"] == 0.0
+        assert "hd95/mean" not in missed
+
+
+def test_a_volume_may_be_decided_in_parts(task: Task, output: torch.Tensor) -> None:
+    whole = task.decide(output[0])
+    assert np.array_equal(whole, np.concatenate([task.decide(output[0, :, :4]), task.decide(output[0, :, 4:])]))
+    assert whole.shape == (6, 6, 6)
+    assert np.issubdtype(whole.dtype, np.unsignedinteger)
+
+
+def test_decisions_become_labels_masks_and_probabilities(task: Task) -> None:
+    label = LABEL[0]
+    wanted = torch.stack([label == 0, label == 1])[-task.out_channels :].float() * 20 - 10
+    codes = task.decide(wanted)
+    assert task.can_map is None
+    assert np.array_equal(task.label_map(codes), label)
+    assert np.array_equal(task.masks(codes), label[None])
+    probabilities = task.probabilities(wanted)
+    assert probabilities.shape == wanted.shape
+    assert torch.allclose(probabilities[-1], label.float(), atol=1e-3)
+
+
+def test_classes_are_looked_for_in_each_split(task: Task, store: Store) -> None:
+    rows = range(len(store))
+    assert task.check_classes(store, rows, rows) == []
 
 
 def test_an_unknown_metric_lists_the_valid_ones(dataset: Path, store: Store) -> None:
     config = make_config(tiny_config(dataset, validate__metric="dice/wt"), name="tiny", base=Path())
-    with pytest.raises(ConfigError, match="expected one of dice/ball, dice/mean"):
+    with pytest.raises(ConfigError, match=r"expected one of dice\|.* / ball\|mean") as raised:
         build_task(config, store)
+    assert "surfaces" not in raised.value.message
+
+
+@pytest.mark.parametrize("metric", ["hd95/mean", "surface_dice/ball"])
+def test_what_only_the_final_evaluation_measures_cannot_choose_the_best_model(
+    metric: str, dataset: Path, store: Store
+) -> None:
+    config = make_config(tiny_config(dataset, validate__metric=metric), name="tiny", base=Path())
+    with pytest.raises(ConfigError, match="surfaces are measured in the final evaluation only"):
+        build_task(config, store)
+
+
+@pytest.mark.parametrize("metric", ["iou/mean", "sensitivity/ball"])
+def test_every_quick_score_can_choose_the_best_model(metric: str, dataset: Path, store: Store) -> None:
+    config = make_config(tiny_config(dataset, validate__metric=metric), name="tiny", base=Path())
+    assert metric in build_task(config, store).metrics(surfaces=False)
+
+
+def test_all_that_is_wrong_is_said_at_once(dataset: Path, store: Store) -> None:
+    fields = {"data__regions": {"x": [1, 7], "y": [9]}, "validate__metric": "dice/ball"}
+    config = make_config(tiny_config(dataset, **fields), name="tiny", base=Path())
+    with pytest.raises(ConfigError) as raised:
+        build_task(config, store)
+    assert len(raised.value.message.splitlines()) == 3
 
 
 def test_a_region_of_absent_labels_is_refused(dataset: Path, store: Store) -> None:
