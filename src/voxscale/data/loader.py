@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -110,7 +110,7 @@ class PatchLoader:
     def close(self) -> None:
         self.source.close()
 
-    def steps(self, first_step: int, last_step: int) -> Iterator[list[Batch]]:
+    def steps(self, first_step: int, last_step: int) -> Generator[list[Batch], None, None]:
         with (
             ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="loader") as readers,
             ThreadPoolExecutor(1, thread_name_prefix="sender") as sender,

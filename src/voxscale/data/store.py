@@ -278,7 +278,13 @@ def seal(header: Mapping[str, Any]) -> str:
 
 def describe_store(store: Store) -> dict[str, Any]:
     """What a plan has to know of the store."""
-    return {"largest": store.largest_shape(), "store": store.folder.name, "data_sha256": store.digest}
+    return {
+        "largest": store.largest_shape(),
+        "channels": store.channels,
+        "labels": store.labels,
+        "store": store.folder.name,
+        "data_sha256": store.digest,
+    }
 
 
 class DamagedStore(DataError):

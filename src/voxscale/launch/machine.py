@@ -16,7 +16,7 @@ def look_at_machine() -> Machine:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine(gpus=gpus, cpus=cpus, bf16=bool(gpus) and torch.cuda.is_bf16_supported())
+    return Machine(gpus=gpus, cpus=cpus)
 
 
 def _has_gpu_driver() -> bool:

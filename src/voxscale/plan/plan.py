@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from voxscale.config.load import identity
 from voxscale.config.schema import Config, turning_problems
 from voxscale.data.sampler import Stream
 from voxscale.errors import ConfigError
+from voxscale.files import read_json
 from voxscale.runs import SCHEMA_VERSION
 
 
@@ -27,6 +29,8 @@ class Plan:
     validate_every_steps: int
     patch: tuple[int, int, int]
     stream: str  # global; or what else but seed, epoch and position the samples depend on
+    channels: int  # of the prepared images
+    labels: tuple[int, ...]  # that the data has, background included
     store: str
     config_sha256: str
     data_sha256: str
@@ -45,6 +49,21 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA_VERSION, **asdict(self)}
 
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan of a run folder."""
+        try:
+            content = read_json(path)
+            if content["schema"] != SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{path}: schema {content['schema']}, expected {SCHEMA_VERSION}",
+                    fix="use the version that wrote it, or --fresh",
+                )
+            lists = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
+            return cls(**{name: ({**content, **lists})[name] for name in cls.__dataclass_fields__})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: missing or damaged", fix="restore it, or start anew with --fresh") from error
+
 
 def make_plan(
     config: Config,
@@ -53,6 +72,8 @@ def make_plan(
     num_val: int,
     world_size: int,
     largest: tuple[int, int, int] = (1, 1, 1),
+    channels: int = 1,
+    labels: tuple[int, ...] = (),
     store: str = "",
     data_sha256: str = "",
 ) -> Plan:
@@ -80,6 +101,8 @@ def make_plan(
         validate_every_steps=config.validation.every * stream.steps_per_epoch,
         patch=patch,
         stream=_describe_stream(stream),
+        channels=channels,
+        labels=labels,
         store=store,
         config_sha256=identity(config),
         data_sha256=data_sha256,

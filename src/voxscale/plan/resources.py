@@ -15,7 +15,6 @@ class Machine:
 
     gpus: int
     cpus: int
-    bf16: bool = False
 
     @property
     def kind(self) -> str:
@@ -51,7 +50,6 @@ def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -
     batch = train.batch.per_device * devices * nodes if isinstance(train.batch, PerDevice) else train.batch
     settled = {
         "batch": batch,
-        "precision": ("bf16" if machine.bf16 else "fp32") if train.precision == "auto" else train.precision,
         "threads": max(1, machine.cpus // devices) if train.threads == "auto" else train.threads,
     }
     return config.model_copy(update={"train": train.model_copy(update=settled)})

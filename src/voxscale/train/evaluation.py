@@ -1,9 +1,9 @@
-"""Evaluate a run's checkpoint on whole volumes, as one rank of any number.
+"""Evaluate a run's checkpoint, or several runs as one, on whole volumes, as one rank of any number.
 
     python -m voxscale.train.evaluation RUN --split val --checkpoint best
     torchrun --standalone --nproc-per-node 2 -m voxscale.train.evaluation RUN --split val
 
-Writes `evaluations/NAME/` in the run folder, never over the run's own `cases.csv`.
+Writes to `evaluations/NAME/` in the run folder, or to --out, never over the run's own `cases.csv`.
 """
 
 from __future__ import annotations
@@ -11,41 +11,112 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from voxscale.checkpoint import load_checkpoint
-from voxscale.data.cases import TEST, TRAIN, VAL
-from voxscale.errors import ConfigError, DataError
+import torch
+
+from voxscale.config.schema import Config, Data
+from voxscale.data.build import prepare, store_root
+from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.formats import find_cases
+from voxscale.data.split import recorded_cases
+from voxscale.data.store import Store
+from voxscale.errors import DataError
 from voxscale.files import write_json
-from voxscale.infer.evaluate import summarise, write_cases
+from voxscale.infer.evaluate import evaluate_cases, summarise, write_cases
 from voxscale.parallel import World, joined, leave
 from voxscale.runs import RunFolder
-from voxscale.train.job import open_job
+from voxscale.train.job import choose_backend, choose_device, open_run_store
+from voxscale.train.ownership import refuse_other_origin
 from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
+from voxscale.train.trained import Trained, load_ensemble
 
 SPLITS = (VAL, TEST, TRAIN)
 
 
 def evaluate_run(
-    run: RunFolder, world: World, environ: Mapping[str, str], *, split: str, checkpoint: str, name: str
+    run: RunFolder,
+    world: World,
+    environ: Mapping[str, str],
+    *,
+    out: Path,
+    split: str = VAL,
+    checkpoint: str = "best",
+    others: Sequence[RunFolder] = (),
+    data: Path | None = None,
+    mirror: bool | None = None,
 ) -> None:
-    """Evaluate all cases of a split. Every rank calls this; rank 0 writes."""
-    folder = run.checkpoints / checkpoint
-    if not folder.exists():
-        raise ConfigError(f"run {run.root}: has no checkpoint {checkpoint!r}", fix="train it first, or name another")
-    job = open_job(run, world, environ)
-    cases = job.cases_of(split)
-    if not cases:
-        raise DataError(f"run {run.root}: no case is in split {split!r}", fix="choose another --split")
-    loaded = load_checkpoint(folder)
-    job.model.load_state_dict(loaded.model)
-    with joined(world, backend=job.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S):
-        rows = job.evaluate(cases, show_progress=True)
+    """Evaluate all cases of a split, or all of other `data`, into `out`. Every rank calls this; rank 0 writes.
+
+    With `others` the runs are averaged; the cases are those that all of them have in the split.
+    """
+    device = choose_device(world)
+    trained, ensemble = load_ensemble([run, *others], checkpoint, device, mirror=mirror)
+    first = trained[0]
+    torch.set_num_threads(1 if first.config.train.threads == "auto" else first.config.train.threads)
+    if data is None:
+        cases, store = _cases_of_all(trained, split), open_run_store(run, first.config, world, environ)
+        refuse_other_origin(run, first.config, store)
+    else:
+        cases, store = _cases_elsewhere(first, data, environ)
+    with joined(world, backend=choose_backend(first.config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
+        rows = evaluate_cases(ensemble, first.task, store, cases, surfaces=True, world=world, show_progress=True)
     if world.is_main:
-        out = RunFolder(run.evaluation(name))
-        write_cases(out.cases, rows, job.task.metrics)
-        summary = summarise(rows, job.task.metrics)
-        write_json(out.metrics, {"task": job.config.task, "split": split, "step": loaded.step, "summary": summary})
+        metrics = first.task.metrics(surfaces=True)
+        folder = RunFolder(out)
+        write_cases(folder.cases, rows, metrics)
+        origin = {"split": split} if data is None else {"data": data.name}
+        write_json(
+            folder.metrics,
+            {
+                "task": first.config.task,
+                **origin,
+                "runs": [each.as_json() for each in trained],
+                "summary": summarise(rows, metrics),
+            },
+        )
+
+
+def elsewhere(config: Config, data: Path) -> Data:
+    """How data that the run has never seen is read: prepared as the run's own, its format found anew."""
+    fields = {"source": str(data), "format": "auto", "split": None, "synthetic": None}
+    return config.data.model_copy(update=fields)
+
+
+def _cases_of_all(trained: Sequence[Trained], split: str) -> list[Case]:
+    """The cases that stand in this split of every run, so that none of the networks has seen one that is held out."""
+    by_run = [{case.id: case for case in recorded_cases(each.run.split, split)} for each in trained]
+    shared = [case for name, case in by_run[0].items() if all(name in cases for cases in by_run[1:])]
+    if shared:
+        return shared
+    if any(by_run) and len(trained) > 1:
+        raise DataError(
+            f"{len(trained)} runs: found no case that is in split {split!r} of all; what one holds out, another was "
+            "trained on",
+            fix="choose --split test if there is one, or evaluate on other cases with --data",
+        )
+    raise DataError(f"run {trained[0].run.root}: no case is in split {split!r}", fix="choose another --split")
+
+
+def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> tuple[list[Case], Store]:
+    options = elsewhere(first.config, data)
+    root = store_root(options, environ)
+    manifest = find_cases(options, root)
+    store = prepare(manifest, options, root, patch=None)
+    if store.channels != first.channels:
+        raise DataError(
+            f"{data}: found {store.channels} channels, expected the {first.channels} that the model was trained on",
+            fix="give data with the same channels",
+        )
+    known = {0, *(label for labels in first.task.classes.values() for label in labels)}
+    if unknown := sorted(set(store.labels) - known):
+        raise DataError(
+            f"{data}: found labels {unknown}, expected {sorted(known)}, which the model was trained on",
+            fix="give data with the same labels",
+        )
+    return [replace(case, split=TEST) for case in manifest.cases], store
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,10 +124,20 @@ def main(arguments: Sequence[str]) -> int:
     add_rank_arguments(parser)
     parser.add_argument("--split", choices=SPLITS, default=VAL)
     parser.add_argument("--checkpoint", default="best", help="best, last or step-XXXXXXXX")
-    parser.add_argument("--name", default=None, help="folder below evaluations/ (default: the split)")
+    parser.add_argument("--with", dest="others", action="append", default=[], type=Path, help="a further run")
+    parser.add_argument("--data", type=Path, default=None, help="other data than the run's")
+    parser.add_argument("--mirror", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="default: evaluations/SPLIT in the run folder")
     options = parser.parse_args(arguments)
-    name = options.name or options.split
-    work = partial(evaluate_run, split=options.split, checkpoint=options.checkpoint, name=name)
+    work = partial(
+        evaluate_run,
+        out=options.out or RunFolder(options.run.resolve()).evaluation(options.split),
+        split=options.split,
+        checkpoint=options.checkpoint,
+        others=[RunFolder(other.resolve()) for other in options.others],
+        data=options.data,
+        mirror=options.mirror,
+    )
     return run_as_rank(options, work)
 
 

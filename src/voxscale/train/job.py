@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from voxscale.config.load import read_config
+from voxscale.config.load import identity, read_config
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cache import FromDevice, FromHost, FromStore, Source
@@ -25,16 +27,16 @@ from voxscale.data.shelf import stage_store
 from voxscale.data.split import recorded_cases, training_rows
 from voxscale.data.store import Store, describe_store, open_store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
-from voxscale.files import read_json
+from voxscale.infer.ensemble import Ensemble
 from voxscale.infer.evaluate import Row, evaluate_cases
+from voxscale.infer.windows import Windows
 from voxscale.models import build_model
 from voxscale.parallel import World
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
+from voxscale.train.compute import Compute
 from voxscale.train.ownership import refuse_other_origin, refuse_other_world
-
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -56,31 +58,34 @@ class Job:
 
     @property
     def backend(self) -> str:
-        asked = self.config.train.backend
-        return asked if asked != "auto" else "nccl" if self.device.type == "cuda" else "gloo"
+        return choose_backend(self.config, self.device)
 
     @property
-    def autocast(self) -> torch.dtype | None:
-        return _AUTOCAST[self.config.train.precision]
+    def compute(self) -> Compute:
+        return Compute.of(self.config.train, self.device)
 
-    def evaluate(self, cases: Sequence[Case], *, show_progress: bool = False) -> list[Row]:
+    @property
+    def windows(self) -> Windows:
+        options = self.config.validation
+        return Windows(options.window or self.plan.patch, options.overlap, options.weights, options.mirror)
+
+    def settled(self, choice: Mapping[str, Any]) -> Job:
+        """The same job with fields of `config.train` settled."""
+        train = self.config.train.model_copy(update=choice)
+        job = replace(self, config=self.config.model_copy(update={"train": train}))
+        job.compute.lay_out(job.model)
+        return replace(job, plan=replace(job.plan, config_sha256=identity(job.config)))
+
+    def evaluate(self, cases: Sequence[Case], *, surfaces: bool = False, show_progress: bool = False) -> list[Row]:
         """Rows of whole-volume metrics for `cases`; all ranks call it, all get all rows."""
-
-        def network(image: torch.Tensor) -> torch.Tensor:
-            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                output: torch.Tensor = self.model(image)
-            return output
-
         self.model.eval()
         rows = evaluate_cases(
-            network,
+            Ensemble.of_one(partial(self.compute.run, self.model), self.windows, self.device),
             self.task,
             self.store,
             cases,
-            window=self.config.validation.window or self.plan.patch,
-            overlap=self.config.validation.overlap,
+            surfaces=surfaces,
             world=self.world,
-            device=self.device,
             show_progress=show_progress,
         )
         self.model.train()
@@ -130,7 +135,7 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not config.train.deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    store = _open_store(run, config, world, environ)
+    store = open_run_store(run, config, world, environ)
     refuse_other_origin(run, config, store)
     refuse_other_world(run, config, world.size)
     training = training_rows(run.split, (store.id(row) for row in range(len(store))))
@@ -139,17 +144,18 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     num_val = len(recorded_cases(run.split, VAL))
     plan = make_plan(config, num_train=len(training), num_val=num_val, world_size=world.size, **describe_store(store))
     task = build_task(config, store)
-    model = build_model(config.model, store.channels, task.out_channels, seed=config.train.seed).to(device)
-    return Job(run, config, world, device, training, store, task, plan, model)
+    model = build_model(config.model, store.channels, task.out_channels, patch=plan.patch, seed=config.train.seed).to(
+        device
+    )
+    job = Job(run, config, world, device, training, store, task, plan, model)
+    job.compute.lay_out(model)
+    return job
 
 
-def _open_store(run: RunFolder, config: Config, world: World, environ: Mapping[str, str]) -> Store:
+def open_run_store(run: RunFolder, config: Config, world: World, environ: Mapping[str, str]) -> Store:
     """The store that the launcher has left; a node that does not have it builds it, or copies it to its own disk."""
     root = store_root(config.data, environ)
-    try:
-        folder = root / read_json(run.plan)["store"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
+    folder = root / Plan.read(run.plan).store
     if (folder / "index.json").exists():
         store = open_store(folder, check_sizes=world.local_rank == 0)
     else:
@@ -170,6 +176,11 @@ def _stage_folder(stage: str, environ: Mapping[str, str]) -> Path:
     if not folder.is_absolute():
         raise ConfigError(f"data.stage {stage}: found {folder}, expected an absolute path", fix="e.g. /tmp/stage")
     return folder
+
+
+def choose_backend(config: Config, device: torch.device) -> str:
+    asked = config.train.backend
+    return asked if asked != "auto" else "nccl" if device.type == "cuda" else "gloo"
 
 
 def choose_device(world: World) -> torch.device:

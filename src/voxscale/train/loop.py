@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Iterator
@@ -51,12 +52,15 @@ class Loop:
         self._stop, self._events, self._console = stop, events, console
         self._sampler = job.make_sampler()
         self._optimizer = build_optimizer(job.config, job.model.parameters())
+        self._scaler = job.compute.scaler()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint: from here on all is as if the run had never stopped."""
         self.job.model.load_state_dict(checkpoint.model)
         restore_optimizer(self._optimizer, checkpoint.optimizer)
-        self.progress = Progress(**checkpoint.state)
+        state = dict(checkpoint.state)
+        self._scaler.load_state_dict(state.pop("scaler", {}))
+        self.progress = Progress(**state)
 
     @property
     def place(self) -> dict[str, int]:
@@ -66,13 +70,15 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or raise StoppedEarly after saving."""
         plan, progress = self.job.plan, self.progress
+        if self.job.device.type == "cpu":
+            keep_freed_memory()
         self._stepper = Stepper(
             self.job.task,
             self.job.model,
-            distribute(self.job.model, self.job.world, self.job.device),
+            distribute(self.job.compute.trainable(self.job.model), self.job.world, self.job.device),
             self.job.world,
-            self.job.device,
-            self.job.autocast,
+            self.job.compute,
+            self._scaler,
         )
         self._clock = time.monotonic()
         self._saved = self._clock
@@ -97,15 +103,17 @@ class Loop:
         step = self.progress.step + 1
         if self.progress.steps_here == 0:
             self._stepper.settle(micro_batches[0])
-        rate = learning_rate(self.job.config, step, self.job.plan.num_steps)
+        rate = learning_rate(self.job.config, step, self.job.plan.num_steps, self.job.plan.steps_per_epoch)
         set_learning_rate(self._optimizer, rate)
         self._optimizer.zero_grad()
         loss = float(self._stepper.backward(micro_batches, self._counts(step)))
         if not math.isfinite(loss):
             self._refuse(step, loss)
+        self._scaler.unscale_(self._optimizer)
         if self.job.config.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.job.model.parameters(), self.job.config.train.clip_norm)
-        self._optimizer.step()
+        self._scaler.step(self._optimizer)  # left out where half precision overflowed
+        self._scaler.update()
         self.progress.step = step
         self.progress.steps_here += 1
         self._report(loss, rate, waited, time.monotonic() - began)
@@ -133,7 +141,8 @@ class Loop:
         if not cases:
             return False
         rows = self.job.evaluate(cases)
-        summary = summarise(rows, self.job.task.metrics)
+        metrics = self.job.task.metrics(surfaces=False)
+        summary = summarise(rows, metrics)
         name = self.job.config.validation.metric
         value = metric_value(summary, name)
         means = {metric: entry["mean"] for metric, entry in summary.items()}
@@ -143,7 +152,7 @@ class Loop:
             return False
         self.progress.best = {"step": self.progress.step, "metric": name, "value": value, "summary": summary}
         if self.job.world.is_main:
-            write_cases(self.job.run.cases, rows, self.job.task.metrics)
+            write_cases(self.job.run.cases, rows, metrics)
         return True
 
     def _improves(self, value: float) -> bool:
@@ -164,6 +173,7 @@ class Loop:
         self._saved = now
         if self.job.world.is_main:
             state = {"step": self.progress.step, "best": self.progress.best, "wall_s": self.progress.wall_s}
+            state |= {"scaler": scaler} if (scaler := self._scaler.state_dict()) else {}
             checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
             save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
             best = self.progress.best if is_best and self.progress.best else {}
@@ -186,3 +196,14 @@ class Loop:
             f"the loss is {loss} at step {step}, with cases {cases}; the weights are as before it",
             fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
         )
+
+
+def keep_freed_memory() -> bool:
+    """Let this process use the memory that it frees again, instead of giving it back; whether the C library can.
+
+    glibc gives tensors of more than 32 MB back to the system, which clears every page of them again in each step:
+    a third of the time of a step on large patches. Results are the same to the bit.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    trim_threshold, mmap_max = -1, -4
+    return set_option is not None and all([set_option(trim_threshold, -1), set_option(mmap_max, 0)])

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
-from voxscale.config.load import identity
+from voxscale.config.load import identity, read_config
 from voxscale.config.schema import Config
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.files import is_locked, locked, read_json, write_json
+from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
 
 
@@ -40,17 +41,15 @@ def refuse_if_live(run: RunFolder) -> None:
 
 def refuse_other_origin(run: RunFolder, config: Config, store: Store) -> None:
     """A run is continued with the very config and data it began with, or not at all."""
-    try:
-        recorded = read_json(run.plan)
-        same_config, same_data = recorded["config_sha256"] == identity(config), recorded["data_sha256"] == store.digest
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
-    if not same_config:
+    recorded = Plan.read(run.plan)
+    # What was `auto` is settled in config.yaml first and in plan.json after it: a kill may come between.
+    before = _unsettled(config, read_config(run.asked))
+    if recorded.config_sha256 not in (identity(config), identity(before)):
         raise ConfigError(
             f"{run.config}: changed since the run was made",
             fix="undo the change, or train it as another run: voxscale train CONFIG --run DIR",
         )
-    if not same_data:
+    if recorded.data_sha256 != store.digest:
         raise DataError(
             f"run {run.root}: the files in data.source have changed since it began",
             fix="restore the data, or start anew with --fresh",
@@ -60,7 +59,7 @@ def refuse_other_origin(run: RunFolder, config: Config, store: Store) -> None:
 def refuse_other_world(run: RunFolder, config: Config, world_size: int) -> None:
     """Where each rank has cases of its own, a run that has begun goes on with as many ranks."""
     if config.data.cache.share == "rank" and run.events.exists():
-        began = read_json(run.plan)["world_size"]
+        began = Plan.read(run.plan).world_size
         if began != world_size:
             raise ConfigError(
                 f"run {run.root}: began on {began} ranks with cases of their own (data.cache.share), "
@@ -72,6 +71,12 @@ def refuse_other_world(run: RunFolder, config: Config, world_size: int) -> None:
 def is_live(run: RunFolder) -> bool:
     """Whether another process works in the folder now."""
     return is_locked(run.owner_lock)
+
+
+def _unsettled(config: Config, asked: Config) -> Config:
+    """The config as it was before what is `auto` in `asked` was measured."""
+    names = [name for name in ("precision", "compile", "channels_last") if getattr(asked.train, name) == "auto"]
+    return config.model_copy(update={"train": config.train.model_copy(update=dict.fromkeys(names, "auto"))})
 
 
 def _in_use(run: RunFolder) -> InfrastructureError:

@@ -17,6 +17,7 @@ import torch
 from voxscale.data.loader import Batch
 from voxscale.parallel import World, gather_rows, without_sync
 from voxscale.tasks import Task
+from voxscale.train.compute import Compute
 
 
 @dataclass
@@ -27,8 +28,8 @@ class Stepper:
     model: torch.nn.Module
     distributed: torch.nn.Module
     world: World
-    device: torch.device
-    autocast: torch.dtype | None
+    compute: Compute
+    scaler: torch.amp.GradScaler
 
     def backward(self, batches: Sequence[Batch], counts: Sequence[int]) -> torch.Tensor:
         """Leave the gradient of the global batch's loss in the parameters; return that loss.
@@ -38,7 +39,7 @@ class Stepper:
         if len(batches) == 1:
             rows = self._rows(self.distributed, batches[0])
             loss, gradient = self._loss_and_gradient(rows, counts)
-            rows.backward(gradient)  # type: ignore[no-untyped-call]
+            rows.backward(self.scaler.scale(gradient))  # type: ignore[no-untyped-call]
             return loss
         if self.task.couples_samples:
             return self._backward_coupled(batches, counts)
@@ -64,7 +65,7 @@ class Stepper:
         parts = torch.split(gradient, [batch.num_real for batch in batches])
         for number, (batch, part) in enumerate(zip(batches, parts, strict=True), start=1):
             with self._sharing(when=number == len(batches)):
-                self._rows(self.distributed, batch).backward(part)  # type: ignore[no-untyped-call]
+                self._rows(self.distributed, batch).backward(self.scaler.scale(part))  # type: ignore[no-untyped-call]
         return loss
 
     def _backward_separate(self, batches: Sequence[Batch], counts: Sequence[int]) -> torch.Tensor:
@@ -74,7 +75,7 @@ class Stepper:
             with self._sharing(when=number == len(batches)):
                 rows = self._rows(self.distributed, batch)
                 share = self.task.loss(rows) * (len(rows) / sum(counts)) if len(rows) else rows.sum()
-                (share * self.world.size).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(share * self.world.size).backward()  # type: ignore[no-untyped-call]
             seen.append(rows.detach())
         return self.task.loss(gather_rows(torch.cat(seen), counts, self.world))
 
@@ -91,8 +92,7 @@ class Stepper:
 
     def _rows(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         torch.manual_seed(batch.seed)  # dropout is drawn per micro-batch, the same after a restart
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            output = model(batch.image)
+        output = self.compute.run(model, batch.image)
         return self.task.loss_rows(output, batch.label)[: batch.num_real]
 
     def _loss_and_gradient(self, rows: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

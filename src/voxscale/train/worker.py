@@ -19,7 +19,7 @@ from typing import Any
 from voxscale.checkpoint import digest_of, load_checkpoint, load_last
 from voxscale.data.cases import TEST, VAL
 from voxscale.errors import StoppedEarly
-from voxscale.files import read_csv, remove, write_json
+from voxscale.files import remove, write_json
 from voxscale.infer.evaluate import summarise, write_cases
 from voxscale.parallel import World, barrier, joined, leave
 from voxscale.runs import RunFolder
@@ -28,6 +28,7 @@ from voxscale.train.events import Events, JsonlEvents, NullEvents
 from voxscale.train.job import Job, open_job
 from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
+from voxscale.train.probe import settle
 from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
 from voxscale.train.stop import StopRequest
 
@@ -41,6 +42,7 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
         joined(world, backend=job.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S),
         stop.on_signals(),
     ):
+        job, chosen = settle(job, environ)
         warnings: list[str] = []
         checkpoint = load_last(run, warnings.append)
         began_before = run.events.exists()
@@ -51,6 +53,8 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
         ):
             for warning in [*warnings, *_cautions(job)]:
                 console.warn(warning)
+            if chosen:
+                console.line(chosen)
             loop = Loop(job, stop, events, console)
             if checkpoint is not None:
                 loop.restore(checkpoint)
@@ -118,36 +122,41 @@ def _cautions(job: Job) -> Iterator[str]:
 
 
 def _write_metrics(loop: Loop, state: str) -> None:
-    """Write `metrics.json`. When done, the best model is scored on the test cases first, by all ranks."""
+    """Write `metrics.json`. When done, the best model is measured in full first, by all ranks."""
     job, progress = loop.job, loop.progress
     weights = digest_of(job.model.state_dict())
     best = progress.best
+    final = _measure_best(loop) if state == "done" else {}
     metrics: dict[str, Any] = {
         "task": job.config.task,
         "state": state,
         "best": {key: best[key] for key in ("step", "metric", "value")} if best else None,
-        "summary": best["summary"] if best else {},
+        "summary": final.get(VAL, best["summary"] if best else {}),
         "world_size": job.world.size,
         "steps": progress.step,
         "wall_s": round(progress.wall_s, 3),
         "weights_sha256": weights,
     }
-    if state == "done" and job.cases_of(TEST):
-        metrics["test"] = _score_test(job, has_best=best is not None)
+    if TEST in final:
+        metrics["test"] = final[TEST]
     if job.world.is_main:
         write_json(job.run.metrics, metrics)
 
 
-def _score_test(job: Job, *, has_best: bool) -> dict[str, dict[str, Any]]:
-    barrier(job.world)  # rank 0 has saved the best model
-    if has_best:
+def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
+    """Measure the best model on the validation and test cases, surfaces too; a summary for each split that has any."""
+    job, best = loop.job, loop.progress.best
+    cases = {split: found for split in (VAL, TEST) if (found := job.cases_of(split))}
+    if not cases:
+        return {}
+    if best is not None and best["step"] != loop.progress.step:
+        barrier(job.world)  # rank 0 has saved it
         job.model.load_state_dict(load_checkpoint(job.run.best).model)
-    rows = job.evaluate(job.cases_of(TEST))
+    rows = job.evaluate([case for found in cases.values() for case in found], surfaces=True)
+    metrics = job.task.metrics(surfaces=True)
     if job.world.is_main:
-        validated = read_csv(job.run.cases) if job.run.cases.exists() else []
-        kept: list[dict[str, Any]] = [row for row in validated if row["split"] == VAL]
-        write_cases(job.run.cases, [*kept, *rows], job.task.metrics)
-    return summarise(rows, job.task.metrics)
+        write_cases(job.run.cases, rows, metrics)
+    return {split: summarise([row for row in rows if row["split"] == split], metrics) for split in cases}
 
 
 def main(arguments: Sequence[str]) -> int:

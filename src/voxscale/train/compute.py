@@ -1,0 +1,51 @@
+"""How the network is run on its device: precision, memory layout, compiled or not. None of it knows the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from voxscale.config.schema import Train
+
+_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One way of running a network. Parameters stay float32 in all of them."""
+
+    device: torch.device
+    precision: str = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+
+    @classmethod
+    def of(cls, train: Train, device: torch.device) -> Compute:
+        """What the config says; `auto` that has not been settled means the plain way."""
+        precision = "fp32" if train.precision == "auto" else train.precision
+        return cls(device, precision, train.channels_last is True, train.compile is True)
+
+    def lay_out(self, model: torch.nn.Module) -> None:
+        """Bring the parameters into the layout, in place; their values stay."""
+        model.to(memory_format=self._layout)  # type: ignore[call-overload]
+
+    def trainable(self, model: torch.nn.Module) -> torch.nn.Module:
+        """What a training step calls: the model, or a compiled form that shares its parameters."""
+        compiled: torch.nn.Module = torch.compile(model, dynamic=False) if self.compile else model  # type: ignore[assignment]
+        return compiled
+
+    def run(self, model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+        """The network's outputs for a batch, in whatever precision it computes."""
+        autocast = _AUTOCAST[self.precision]
+        with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
+            output: torch.Tensor = model(image.contiguous(memory_format=self._layout))
+        return output
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Keeps gradients within half precision's range; does nothing for other precisions."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+
+    @property
+    def _layout(self) -> torch.memory_format:
+        return torch.channels_last_3d if self.channels_last else torch.contiguous_format

@@ -1,0 +1,172 @@
+"""What `auto` means on this device: a few measured steps, and only what they gain.
+
+Each way of computing is tried in a process of its own, as some end it: the compiler, or instructions that a processor
+announces and a virtual machine does not let through. Trying costs a minute or two, so a run that is over in minutes
+is trained the plain way.
+
+    python -m voxscale.train.probe RUN --micro-batch 2 --precision bf16 --channels-last --compile
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from voxscale.config.load import render_config
+from voxscale.config.schema import Train
+from voxscale.data.loader import Batch
+from voxscale.files import write_text
+from voxscale.parallel import World, gather_records, leave
+from voxscale.runs import RunFolder
+from voxscale.tasks import Task
+from voxscale.train.compute import Compute
+from voxscale.train.job import Job, open_job
+
+_WORTH_MEASURING_S = 600.0  # of training; below, measuring would cost more than it gains
+_WORTH_COMPILING_S = 1800.0  # compiling takes a minute or more, at each start
+_LEAST_GAIN = 0.05  # of a step; less is noise
+_STEPS = 3
+_LONGEST_S = 600.0
+
+
+def settle(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The job with nothing left `auto`, its config written, and what was chosen in words. All ranks call it."""
+    train = job.config.train
+    if "auto" not in (train.precision, train.compile, train.channels_last):
+        return job, ""
+    step_s: dict[str, float] = {}
+    chosen = Compute.of(train, job.device)
+    if job.world.is_main:
+        chosen, step_s = choose_compute(job, environ)
+    (settled, *_) = gather_records([_fields(chosen)] if job.world.is_main else [], job.world, job.device)
+    job = job.settled(settled)
+    if job.world.is_main:
+        write_text(job.run.config, render_config(job.config))
+    compared = ", ".join(f"{name} {seconds:.3g}" for name, seconds in step_s.items())
+    return job, f"computing in {_name(chosen)} (seconds a step: {compared})" if compared else ""
+
+
+def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[str, float]]:
+    """The fastest way, and the seconds that a step took in each that was tried; what the config states is kept."""
+    train, num_steps = job.config.train, job.plan.num_steps
+    chosen = Compute.of(train, job.device)
+    with _first_batch(job) as batch, _unchanged(job.model):
+        once = _measure(chosen, job.task, job.model, batch, steps=0)
+    if once * num_steps < _WORTH_MEASURING_S:
+        return chosen, {}
+    best = _measure_apart(job, chosen, environ)
+    tried = {_name(chosen): best}
+    for change in _changes(train, job.device):
+        if "compile" in change and best * num_steps < _WORTH_COMPILING_S:
+            continue
+        way = replace(chosen, **change)
+        took = tried[_name(way)] = _measure_apart(job, way, environ)
+        if took < best * (1 - _LEAST_GAIN):
+            chosen, best = way, took
+    return chosen, {name: seconds for name, seconds in tried.items() if math.isfinite(seconds)}
+
+
+def _changes(train: Train, device: torch.device) -> Iterator[Mapping[str, Any]]:
+    """What may be gained, one thing after another, each on top of what was gained before."""
+    if train.precision == "auto" and (half := _half_precision(device)):
+        yield {"precision": half}
+    if train.channels_last == "auto":
+        yield {"channels_last": True}
+    if train.compile == "auto":
+        yield {"compile": True}
+
+
+def _half_precision(device: torch.device) -> str | None:
+    """The 16-bit format that the device has units for."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else None
+
+
+def _measure_apart(job: Job, way: Compute, environ: Mapping[str, str]) -> float:
+    """Seconds of a step in a process of its own; for ever, if it does not come back with a figure."""
+    command = [sys.executable, "-m", "voxscale.train.probe", str(job.run.root)]
+    command += ["--micro-batch", str(job.plan.micro_batch), "--precision", way.precision]
+    command += [option for option, used in (("--channels-last", way.channels_last), ("--compile", way.compile)) if used]
+    of_one_rank = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    try:
+        done = subprocess.run(command, env=of_one_rank, capture_output=True, text=True, timeout=_LONGEST_S, check=True)
+        return float(done.stdout.split()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return math.inf
+
+
+def _measure(way: Compute, task: Task, model: torch.nn.Module, batch: Batch, *, steps: int = _STEPS) -> float:
+    """Seconds of a forward and backward pass: the median of a few after the first, which is often slower."""
+    way.lay_out(model)
+    trained = way.trainable(model)
+    times: list[float] = []
+    while len(times) <= steps:
+        began = time.perf_counter()
+        rows = task.loss_rows(way.run(trained, batch.image), batch.label)
+        rows.sum().backward()  # type: ignore[no-untyped-call]
+        if way.device.type == "cuda":
+            torch.cuda.synchronize(way.device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:] or times)
+
+
+@contextmanager
+def _first_batch(job: Job) -> Iterator[Batch]:
+    with closing(job.make_loader(job.make_sampler())) as loader, closing(loader.steps(1, 1)) as steps:
+        yield next(steps)[0]
+
+
+@contextmanager
+def _unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """For a pass that must leave no trace in gradients and running statistics."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield
+    model.zero_grad()
+    model.load_state_dict(buffers, strict=False)
+
+
+def _fields(way: Compute) -> dict[str, Any]:
+    """The fields of `train` that hold the choice."""
+    return {"precision": way.precision, "compile": way.compile, "channels_last": way.channels_last}
+
+
+def _name(way: Compute) -> str:
+    extras = [("channels-last", way.channels_last), ("compiled", way.compile)]
+    return " ".join([way.precision, *(name for name, used in extras if used)])
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m voxscale.train.probe", description="Time one way of computing.")
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("--micro-batch", type=int, required=True, help="patches at once")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args(arguments)
+    job = open_job(RunFolder(options.run), World(), os.environ)
+    job = replace(job, plan=replace(job.plan, micro_batch=options.micro_batch))
+    way = Compute(job.device, options.precision, options.channels_last, options.compile)
+    with _first_batch(job) as batch:
+        print(_measure(way, job.task, job.model, batch))
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

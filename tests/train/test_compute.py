@@ -1,0 +1,110 @@
+"""Precision, layout and compilation: each trains, each continues where it stopped, and `auto` is settled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Cli, Finished, tiny_config
+from voxscale.checkpoint import digest_of, load_checkpoint
+from voxscale.train import probe
+from voxscale.train.events import read_events
+
+STEPS = 4
+# Some virtual machines announce matrix units that they do not let through; oneDNN then ends the process.
+WITHOUT_MATRIX_UNITS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+
+
+@pytest.fixture
+def train(dataset: Path, tmp_path: Path, cli_here: Cli) -> Callable[..., Path]:
+    """Train a few steps into a folder; how it was computed comes as fields of `train`."""
+
+    def start(name: str, cli: Callable[..., Finished] = cli_here, steps: int = STEPS, **how: Any) -> Path:
+        config = tmp_path / f"{name}.yaml"
+        fields = {f"train__{field}": value for field, value in how.items()}
+        content = tiny_config(dataset, **fields, train__stop_after={"steps": steps}, log="quiet", track="none")
+        config.write_text(yaml.safe_dump(content))
+        done = cli("train", config, "--devices", 1, "--run", tmp_path / name)
+        assert done.code == 75, done.err
+        return tmp_path / name
+
+    return start
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "train"]
+
+
+def settings(run: Path) -> list[Any]:
+    config = yaml.safe_load((run / "config.yaml").read_text())["train"]
+    return [config[name] for name in ("precision", "channels_last", "compile")]
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance"),
+    [({"precision": "fp16"}, 1e-2), ({"channels_last": True}, 1e-4), ({"compile": True}, 1e-4)],
+    ids=["half precision", "channels last", "compiled"],
+)
+def test_each_way_trains_the_same(train: Callable[..., Path], how: dict[str, Any], tolerance: float) -> None:
+    plain, other = train("plain"), train("other", **how)
+    assert losses(other) == pytest.approx(losses(plain), rel=tolerance)
+    assert losses(other) != losses(plain), "it was computed the plain way"
+
+
+def test_bf16_trains_the_same(train: Callable[..., Path], cli: Cli) -> None:
+    def elsewhere(*arguments: object) -> Finished:
+        return cli(*arguments, env=WITHOUT_MATRIX_UNITS)
+
+    plain, other = train("plain"), train("other", elsewhere, precision="bf16")
+    assert losses(other) == pytest.approx(losses(plain), rel=3e-2)
+    assert losses(other) != losses(plain)
+
+
+def test_half_precision_continues_with_its_scale(train: Callable[..., Path]) -> None:
+    whole = train("whole", precision="fp16")
+    for steps in (1, STEPS - 1):
+        parts = train("parts", steps=steps, precision="fp16")
+    first, second = (load_checkpoint(run / "checkpoints" / "last") for run in (whole, parts))
+    assert digest_of(first.model) == digest_of(second.model)
+    assert first.state["scaler"] == second.state["scaler"]
+    assert first.state["scaler"]["_growth_tracker"] == STEPS, "no step was left out, all are counted"
+
+
+def test_auto_is_settled_once(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, cli_here: Cli) -> None:
+    """Measured where training is long, written into the config, and kept by a run that was killed on the way."""
+    run = train("short")
+    assert settings(run) == ["fp32", False, False]
+    monkeypatch.setattr(probe, "_WORTH_MEASURING_S", 0.0)
+    run = train("long", steps=1, channels_last=True)
+    precision, channels_last, compiled = settings(run)
+    assert precision in ("fp32", "bf16")
+    assert (channels_last, compiled) == (True, False), "what is stated is kept; compiling is not worth it here"
+    settled = (run / "config.yaml").read_text()
+    asked = run.with_name("asked")
+    assert cli_here("train", run.with_suffix(".yaml"), "--no-start", "--devices", 1, "--run", asked).code == 0
+    assert settings(asked) == ["auto", True, "auto"]
+    (run / "plan.json").write_bytes((asked / "plan.json").read_bytes())  # as if killed between the two files
+    train("long", steps=1, channels_last=True)
+    assert (run / "config.yaml").read_text() == settled
+    changed = settled.replace(f"precision: {precision}", "precision: fp16")
+    (run / "config.yaml").write_text(changed)
+    done = cli_here("train", run.with_suffix(".yaml"), "--devices", 1, "--run", run)
+    assert (done.code, "changed since the run was made" in done.err) == (2, True)
+
+
+def test_what_ends_its_process_is_not_chosen(train: Callable[..., Path], tmp_path: Path) -> None:
+    run = train("run", steps=1)
+    job = probe.open_job(probe.RunFolder(run), probe.World(), {})
+    way = probe.Compute(job.device)
+    assert 0 < probe._measure_apart(job, way, {}) < 60
+    assert probe._measure_apart(job, way, {"PYTHONPATH": str(_broken(tmp_path))}) == float("inf")
+
+
+def _broken(folder: Path) -> Path:
+    """A place from which Python starts something that dies."""
+    (folder / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    return folder
