@@ -205,7 +205,7 @@ def _write_index(folder: Path, cases: list[Case], details: list[dict[str, Any]],
         "cases": len(rows),
         "channels": details[0]["channels"],
         "labels": np.flatnonzero(labels.any(axis=0)).tolist(),
-        "dtype": _dtype(data).name,
+        "dtype": stored_dtype(data).name,
         "digest": contents.hexdigest(),
         "bytes": int(np.maximum(rows["bytes"], 0).sum()),
         "index_sha256": sha256_of(folder / "index.npy"),
@@ -222,7 +222,7 @@ def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patc
     prepared = _preprocessed(case, raw, data)
     with publish(folder) as temporary:
         temporary.mkdir()
-        return _write_case(temporary, raw, prepared, _dtype(data), patch)
+        return _write_case(temporary, raw, prepared, stored_dtype(data), patch)
 
 
 def _described(folder: Path) -> dict[str, Any] | None:
@@ -312,7 +312,7 @@ def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:
     return np.concatenate(found)
 
 
-def _dtype(data: Data) -> np.dtype[Any]:
+def stored_dtype(data: Data) -> np.dtype[Any]:
     """Half precision holds what was brought to one scale (11 bits, against the 8 to 12 of scanners); not raw values."""
     intensity = data.intensity
     scaled = any(getattr(intensity, name) is not None for name in type(intensity).model_fields)
