@@ -1,4 +1,4 @@
-"""Every path inside a run folder, and nothing else. One object knows them all."""
+"""Every path inside a run folder, and where runs are. One object knows them all."""
 
 from __future__ import annotations
 
@@ -98,3 +98,11 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         return self.config.is_file()
+
+
+def runs_of(folder: Path) -> list[RunFolder]:
+    """The run that a folder is, or the runs of the folds in it, in their order; none if it is something else."""
+    folds = sorted(folder.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name)) if folder.is_dir() else []
+    found = [RunFolder(path.resolve()) for path in (folder, *folds)]
+    trained = [run for run in found if run.config.is_file() and run.plan.is_file()]
+    return trained[:1] if trained and trained[0].root == folder.resolve() else trained

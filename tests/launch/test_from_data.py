@@ -6,6 +6,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import nibabel as nib
@@ -135,12 +136,28 @@ def test_a_rotating_cache_that_would_hide_cases_is_refused(
 def test_all_folds_together_validate_every_case_once(
     cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    config = write_config(train__epochs=1, data__split={"folds": 3})
-    done = cli_here("train", config, "--folds", "all", "--devices", 1, "--run", tmp_path / "cv", "--json")
+    """Each by the run that did not train on it; what no run trained on is scored by all of them as one."""
+    root = tmp_path / "cv"
+    config = write_config(train__epochs=1, data__split={"folds": 3, "test": 0.2})
+    done = cli_here("train", config, "--folds", "all", "--devices", 1, "--run", root, "--json")
     assert done.code == 0, done.err
     assert len(done.json["folds"]) == 3
-    validated = [row["case"] for n in (1, 2, 3) for row in read_csv(tmp_path / "cv" / f"fold-{n}" / "cases.csv")]
-    assert sorted(validated) == sorted(row["case"] for row in read_csv(tmp_path / "cv" / "fold-1" / "split.csv"))
+    rows = read_csv(root / "cases.csv")
+    assert sorted(row["case"] for row in rows) == sorted(row["case"] for row in read_csv(root / "fold-1" / "split.csv"))
+    for row in rows:
+        if row["split"] == "val":
+            (own,) = [
+                each for each in read_csv(root / f"fold-{row['fold']}" / "cases.csv") if each["case"] == row["case"]
+            ]
+            assert own["dice/mean"] == row["dice/mean"]
+    held_out = [float(row["dice/mean"]) for row in rows if row["split"] == "val"]
+    assert done.json["summary"]["dice/mean"]["mean"] == pytest.approx(fmean(held_out))
+    assert read_json(root / "metrics.json")["test"] == done.json["test"]
+    again = cli_here("evaluate", root, "--split", "test", "--name", "again", "--json")
+    assert again.json["summary"] == done.json["test"]
+    assert [run["run"] for run in again.json["runs"]] == ["fold-1", "fold-2", "fold-3"]
+    seen = cli_here("evaluate", root, "--split", "val")
+    assert (seen.code, "what one holds out, another was trained on" in seen.err) == (3, True)
     refused = cli_here("train", write_config("none.yaml"), "--folds", "all", "--run", tmp_path / "none")
     assert refused.code == 2
     assert "data.split has no folds" in refused.err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from voxscale.config.load import differences, read_config, render_config
+from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
@@ -17,11 +19,11 @@ from voxscale.data.split import read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
-from voxscale.files import locked, publish, read_json, write_json, write_text
+from voxscale.files import locked, publish, write_json, write_text
 from voxscale.launch.local import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
-from voxscale.runs import SCHEMA_VERSION, RunFolder
+from voxscale.runs import RunFolder
 from voxscale.train.ownership import refuse_if_live, refuse_other_origin, refuse_other_world
 
 
@@ -75,7 +77,7 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = read_split(run.split, manifest.cases) if draft.held else split_prepared(manifest.cases, config, store)
-    _check_task(config, store)
+    _check_task(config, store, cases)
     plan = make_plan(
         config,
         num_train=sum(case.split == TRAIN for case in cases),
@@ -115,25 +117,25 @@ def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[
     return split
 
 
-def _check_task(config: Config, store: Store) -> None:
-    """What the task has to say against config and data, it says before anything is written."""
+def _check_task(config: Config, store: Store, cases: Sequence[Case]) -> None:
+    """What the task has to say against config, data and split, it says before anything is written."""
+    from voxscale.models.own import find_function
     from voxscale.tasks import build_task
 
-    build_task(config, store)
+    if isinstance(config.model, OwnOptions):
+        find_function(config.model.name)
+    task = build_task(config, store)
+    training, validation = ([store.row(case.id) for case in cases if case.split == split] for split in (TRAIN, VAL))
+    findings = task.check_classes(store, training, validation)
+    refuse_errors(findings)
+    for finding in findings:
+        print(f"warning: {finding}", file=sys.stderr)
 
 
 def _held_config(run: RunFolder, asked: Config) -> Config:
     """The config of the run that is there, if it is the one asked for: as it was asked then, or as it was settled."""
-    try:
-        version = read_json(run.plan)["schema"]
-        held, asked_then = read_config(run.config), read_config(run.asked)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run.plan}: missing or damaged", fix="restore it, or start anew with --fresh") from error
-    if version != SCHEMA_VERSION:
-        raise ConfigError(
-            f"run {run.root}: schema {version}, expected {SCHEMA_VERSION}",
-            fix="use the version that wrote it, or --fresh",
-        )
+    Plan.read(run.plan)  # refused now if another version wrote it
+    held, asked_then = read_config(run.config), read_config(run.asked)
     found = differences(asked, asked_then)
     if found and differences(asked, held):
         raise ConfigError.from_findings(

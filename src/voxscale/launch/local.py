@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from voxscale.config.load import read_config
+from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
@@ -55,20 +57,34 @@ def read_state(run: RunFolder) -> str | None:
 
 
 def evaluate_local(
-    run: RunFolder, devices: int, environ: Mapping[str, str], *, split: str, checkpoint: str, name: str
+    runs: Sequence[RunFolder],
+    devices: int,
+    environ: Mapping[str, str],
+    *,
+    out: Path,
+    split: str = VAL,
+    checkpoint: str = "best",
+    data: Path | None = None,
+    mirror: bool | None = None,
 ) -> None:
-    """Evaluate a checkpoint on the cases of a split into `evaluations/NAME`."""
-    if (link := run.checkpoints / checkpoint).is_symlink():
+    """Evaluate a run, or several as one, on the cases of a split or on other data, into `out`."""
+    run, *others = runs
+    if not others and (link := run.checkpoints / checkpoint).is_symlink():
         checkpoint = link.resolve().name  # a run that trains on may move the link between two ranks
     if devices == 1:
         from voxscale.parallel import World
         from voxscale.train.evaluation import evaluate_run
         from voxscale.train.rank import do_work
 
-        work = partial(evaluate_run, split=split, checkpoint=checkpoint, name=name)
+        work = partial(
+            evaluate_run, out=out, split=split, checkpoint=checkpoint, others=others, data=data, mirror=mirror
+        )
         do_work(work, run, World(), environ)
         return
-    options = ["--split", split, "--checkpoint", checkpoint, "--name", name]
+    options = ["--split", split, "--checkpoint", checkpoint, "--out", str(out)]
+    options += [part for other in others for part in ("--with", str(other.root))]
+    options += ["--data", str(data)] if data is not None else []
+    options += [] if mirror is None else ["--mirror" if mirror else "--no-mirror"]
     failures = _start_ranks(run, [_EVALUATION, str(run.root), "--reported", *options], devices)
     if failures or any(run.logs.glob("error-rank-*.json")):
         raise read_failure(run, failures)

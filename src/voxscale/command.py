@@ -1,0 +1,69 @@
+"""Run a verb as a command: every failure becomes one message and the exit code of its kind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import typer
+
+
+def answer(as_json: bool, content: dict[str, Any], text: str) -> None:
+    """What a verb has to say, on standard output: for machines or for people."""
+    typer.echo(json.dumps(content) if as_json else text)
+
+
+def run_verb(app: Callable[..., Any]) -> None:
+    """Run the verb that the command line names, and exit."""
+    from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError
+
+    failure: VoxscaleError
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _raise_signalled)
+    try:
+        code = app(prog_name="voxscale", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except VoxscaleError as error:
+        failure = error
+    except KeyboardInterrupt:
+        failure = StoppedEarly("interrupted", fix="start the same command again")
+    except _Signalled as signalled:
+        failure = StoppedEarly(f"stopped by {signalled}", fix="start the same command again")
+    except BrokenPipeError:
+        sys.exit(141)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        failure = InfrastructureError(what, fix="check that the place exists and may be read and written")
+        failure.__cause__ = error
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click and typer each have their own class of that name
+            typer.echo(error.format_message(), err=True)  # type: ignore[attr-defined]
+            sys.exit(2)
+        if hasattr(error, "format_message"):  # a usage error
+            failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
+        else:
+            failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
+            failure.__cause__ = error
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if "--debug" in sys.argv:
+        import traceback
+
+        traceback.print_exception(failure)
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"error": failure.as_json()}))
+    else:
+        typer.echo(failure.as_text(), err=True)
+    sys.exit(failure.exit_code)
+
+
+class _Signalled(BaseException):
+    """A signal came before the training loop listens for signals itself. Libraries swallow what is an Exception."""
+
+
+def _raise_signalled(number: int, frame: FrameType | None) -> None:
+    raise _Signalled(signal.Signals(number).name)

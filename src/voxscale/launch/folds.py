@@ -1,0 +1,82 @@
+"""Cross-validation with one command: every fold trained, each case scored by the fold that held it out, all averaged.
+
+DIR/fold-1, fold-2 …     ordinary run folders
+DIR/cases.csv            each case once, scored by the run that did not train on it; test cases by all runs as one
+DIR/metrics.json         their summary, and what each fold reached
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from voxscale.config.load import with_fold
+from voxscale.config.schema import Config
+from voxscale.data.cases import TEST, VAL
+from voxscale.data.split import num_folds, recorded_cases, split_cases
+from voxscale.errors import ConfigError
+from voxscale.files import read_csv, read_json, write_csv, write_json
+from voxscale.launch.folder import load_cases
+from voxscale.launch.local import evaluate_local
+from voxscale.launch.machine import look_at_machine
+from voxscale.launch.start import train_here
+from voxscale.runs import RunFolder
+
+_ABOUT_THE_CASE = ("case", "patient", "split", "fold")
+
+
+def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> dict[str, Any]:
+    """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
+    count = num_folds(config.data.split)
+    if count == 1:
+        raise ConfigError(
+            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
+        )
+    cases = load_cases(config, environ, threads=look_at_machine().cpus).cases
+    for fold in range(1, count + 1):
+        split_cases(cases, with_fold(config, fold).data.split)  # refused now rather than after hours
+    opened = []
+    for fold in range(1, count + 1):
+        if config.log != "quiet":
+            print(f"fold {fold} of {count}", file=sys.stderr)
+        opened.append(train_here(with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh))
+    runs = [each.run for each in opened]
+    tested = _test_together(runs, root, opened[0].devices, environ)
+    return _bring_together(config, runs, RunFolder(root), tested)
+
+
+def _test_together(runs: Sequence[RunFolder], root: Path, devices: int, environ: Mapping[str, str]) -> Path | None:
+    """Evaluate all runs as one on the cases that none of them trained on or chose its model by."""
+    held_out = [{case.id for case in recorded_cases(run.split, TEST)} for run in runs]
+    if not set.intersection(*held_out):
+        return None
+    out = RunFolder(root).evaluation(TEST)
+    evaluate_local(runs, devices, environ, out=out, split=TEST)
+    return out
+
+
+def _bring_together(config: Config, runs: Sequence[RunFolder], root: RunFolder, tested: Path | None) -> dict[str, Any]:
+    from voxscale.infer.evaluate import as_numbers, summarise
+
+    rows: list[dict[str, Any]] = []
+    for fold, run in enumerate(runs, start=1):
+        rows += [{**row, "fold": fold} for row in read_csv(run.cases) if row["split"] == VAL]
+    names = [name for name in rows[0] if name not in _ABOUT_THE_CASE] if rows else []
+    together = read_csv(RunFolder(tested).cases) if tested is not None else []
+    write_csv(root.cases, (*_ABOUT_THE_CASE, *names), [*rows, *({**row, "fold": ""} for row in together)])
+    folds = [
+        {"fold": fold, "run": run.name, "best": read_json(run.metrics)["best"]} for fold, run in enumerate(runs, 1)
+    ]
+    metrics = {
+        "task": config.task,
+        "state": "done",
+        "metric": config.validation.metric,
+        "folds": folds,
+        "summary": summarise([as_numbers(row, names) for row in rows], names),
+    }
+    if tested is not None:
+        metrics["test"] = read_json(RunFolder(tested).metrics)["summary"]
+    write_json(root.metrics, metrics)
+    return metrics

@@ -1,0 +1,47 @@
+"""A summary of metrics as a table in a terminal: a row per class, a column per metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LAST = "mean"
+
+
+def render_summary(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    """Means over cases; those of the average over classes come last, with their bootstrap interval below."""
+    names = [name.split("/", 1) for name in summary]
+    metrics = list(dict.fromkeys(metric for metric, _ in names))
+    classes = sorted(dict.fromkeys(name for _, name in names), key=lambda name: name == _LAST)
+    rows = [["", *metrics]]
+    rows += [[name, *(_mean(summary.get(f"{metric}/{name}")) for metric in metrics)] for name in classes]
+    if any(f"{metric}/{_LAST}" in summary for metric in metrics):
+        rows.append(["95 %", *(_interval(summary.get(f"{metric}/{_LAST}")) for metric in metrics)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def render_folds(metrics: Mapping[str, Any]) -> str:
+    """What cross-validation reached: each case by the fold that held it out, test cases by all folds as one."""
+    reached = ", ".join(f"fold {fold['fold']} {fold['best']['value']:.4f}" for fold in metrics["folds"] if fold["best"])
+    parts = [f"{metrics['metric']}: {reached}", "cases held out:", render_summary(metrics["summary"])]
+    if "test" in metrics:
+        parts += ["test cases, all folds as one:", render_summary(metrics["test"])]
+    return "\n".join(parts)
+
+
+def _mean(entry: Mapping[str, Any] | None) -> str:
+    return "" if entry is None else _number(entry["mean"])
+
+
+def _interval(entry: Mapping[str, Any] | None) -> str:
+    return "" if entry is None else "–".join(map(_number, entry["ci95"]))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    name, *cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join([name.lstrip().ljust(widths[0]), *cells]).rstrip()
