@@ -17,7 +17,7 @@ import yaml
 from conftest import Cli, Finished
 from golden import assert_golden
 
-VERBS = ("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "runs")
+VERBS = ("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict", "runs")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

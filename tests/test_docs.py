@@ -53,6 +53,12 @@ def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extr
             assert done.code == int(expected or 0), f"{command}\n{done.out}\n{done.err}"
 
 
+def make_brats(folder: Path) -> None:
+    shutil.copytree(RECIPES, folder / "recipes", dirs_exist_ok=True)
+    ensure_like(folder / "brats", "brats", Synthetic(cases=2, size=(16, 16, 16)))
+    shutil.move(folder / "brats" / "Task01_BrainTumour", folder)
+
+
 @pytest.mark.ranks
 def test_the_ladder_can_be_climbed(checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]) -> None:
     for block in blocks(REPOSITORY / "docs" / "ladder.md", "bash"):
@@ -63,7 +69,7 @@ def test_the_ladder_can_be_climbed(checkout: Path, cli_here: Cli, run_python: Ca
 
 
 def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]) -> None:
-    first_screen, first_minutes, own_folder, override = blocks(REPOSITORY / "README.md", "bash")
+    first_screen, first_minutes, own_folder, published, override = blocks(REPOSITORY / "README.md", "bash")
     targets = re.findall(r"^make (\w+)", first_screen, flags=re.MULTILINE)
     assert targets == ["demo", "test"]
     for target in targets:
@@ -74,8 +80,12 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
     follow(rest, cli_here, run_python, *alone)
     follow(own_folder, cli_here, run_python, *alone, "train.epochs=1", "model.channels=[4,8]")
     follow(override, cli_here, run_python, *alone)
+    demo, train = published.splitlines()
+    assert demo.startswith("voxscale demo --like brats --out"), "demos are run by launch/test_demo.py"
+    make_brats(checkout)
+    follow(train, cli_here, run_python, *alone, "--dry-run")
     listed = re.findall(r"^\| `(\w+)", (REPOSITORY / "README.md").read_text().partition("## Verbs")[2], re.MULTILINE)
-    assert listed == ["demo", "init", "doctor", "show", "prepare", "train", "evaluate", "runs"]
+    assert listed == ["demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict", "runs"]
 
 
 def test_the_config_page_lists_every_field_with_its_default() -> None:

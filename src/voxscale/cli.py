@@ -1,20 +1,15 @@
-"""The verbs, nothing else. Only typer is imported here: a login node answers at once."""
+"""The verbs, nothing else. Next to nothing is imported here: a login node answers at once."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from voxscale.config.schema import Config
+from voxscale.command import answer, run_verb
 
 app = typer.Typer(
     add_completion=False,
@@ -32,6 +27,10 @@ Overrides = Annotated[
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Devices = Annotated[
     str, typer.Option(metavar="N", help="Devices on this node; auto: all GPUs, or one process per CPU.")
+]
+Mirror = Annotated[
+    bool | None,
+    typer.Option("--mirror/--no-mirror", help="Average over mirror images; default: as the run validates."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -56,9 +55,20 @@ def _options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The run folder; its data goes beside it.")] = Path(
-        "runs/demo"
-    ),
+    overrides: Overrides = None,
+    like: Annotated[
+        Literal["brats", "btcv", "distmis"] | None,
+        typer.Option(help="Make data in the format of this dataset, and train the recipe for it.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The run folder, its data beside it; with --like a folder for data, config.yaml and run. "
+            "Default: runs/demo, or runs/demo-LIKE.",
+            show_default=False,
+        ),
+    ] = None,
     devices: Devices = "auto",
     as_json: Json = False,
     debug: Debug = False,
@@ -66,25 +76,22 @@ def demo(
     """Train on synthetic volumes: the first minute.
 
     Makes the volumes, prepares them, trains on the local devices, evaluates whole volumes, and prints the Dice on
-    held-out cases beside what a threshold alone reaches.
+    held-out cases beside what a threshold alone reaches. With --like the files are laid out as that dataset's, and the
+    network is small.
     """
-    from voxscale.config.load import make_config
-    from voxscale.launch.demo import DEMO, score_demo
+    from voxscale.launch.demo import make_plain_demo, render_scores, score_demo, score_threshold, write_demo
     from voxscale.launch.start import train_here
 
     began = time.monotonic()
-    out = out.resolve()
-    content = {**DEMO, "data": {**DEMO["data"], "source": f"{out.name}-data"}}
-    config = make_config(content, name="demo", base=out.parent)
-    opened = train_here(config, out, os.environ, devices=devices, fresh=_is_finished(out))
-    scores = score_demo(opened)
+    out = (out or Path("runs") / (f"demo-{like}" if like else "demo")).resolve()
+    config, root = write_demo(like, out, overrides or ()) if like else (make_plain_demo(out, overrides or ()), out)
+    opened = train_here(config, root, os.environ, devices=devices, fresh=_is_finished(root))
+    scores = score_demo(opened) | ({} if like else {"threshold_dice": score_threshold(opened)})
     seconds = time.monotonic() - began
-    result = {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)}
-    _show(
+    answer(
         as_json,
-        result,
-        f"Dice on {scores['num_test']} held-out cases {scores['dice']:.3f}"
-        f" (a threshold alone: {scores['threshold_dice']:.3f}), {seconds:.0f} s, run folder {opened.run.root}",
+        {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)},
+        f"{render_scores(scores)}, {seconds:.0f} s, run folder {opened.run.root}",
     )
 
 
@@ -104,13 +111,14 @@ def init(
     from voxscale.config.load import render_config
     from voxscale.errors import ConfigError
     from voxscale.files import write_text
+    from voxscale.launch.given import config_or_data
 
     if out.exists():
         raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
-    config = _config_or_data(data, overrides)
+    config = config_or_data(data, overrides, os.environ)
     write_text(out, render_config(config))
     found = {"format": config.data.format, "source": config.data.source, "patch": config.patches.size}
-    _show(
+    answer(
         as_json,
         {"config": str(out), **found},
         f"found {found['format']} data; wrote {out}; train with: voxscale train {out}",
@@ -125,13 +133,14 @@ def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fals
     """
     from voxscale.data.build import store_root
     from voxscale.data.doctor import examine_dataset
+    from voxscale.launch.given import config_or_data
     from voxscale.launch.machine import look_at_machine
     from voxscale.report.diagnosis import render_diagnosis
 
-    settled = _config_or_data(config, overrides, strict=False)
+    settled = config_or_data(config, overrides, os.environ, strict=False)
     root = store_root(settled.data, os.environ)
     diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus)
-    _show(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
+    answer(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
     if not diagnosis.is_safe:
         raise typer.Exit(3)
 
@@ -152,14 +161,15 @@ def show(
     """
     from voxscale.data.show import choose_case, draw_augmented, draw_case, read_prepared, save_pictures
     from voxscale.launch.folder import load_cases
+    from voxscale.launch.given import config_or_data
 
-    settled = _config_or_data(config, overrides)
+    settled = config_or_data(config, overrides, os.environ)
     manifest = load_cases(settled, os.environ, threads=1)
     chosen = choose_case(manifest, case, out)
     prepared = read_prepared(chosen, manifest, settled)
     pictures = draw_augmented(prepared, settled) if augmented else draw_case(prepared, manifest.channels)
     save_pictures(pictures, out)
-    _show(
+    answer(
         as_json,
         {"case": chosen.id, "file": str(out), "shape": prepared.geometry.size},
         f"case {chosen.id}: wrote {out}",
@@ -188,14 +198,15 @@ def prepare(
     from voxscale.data.shelf import list_stores, prune_stores, render_stores
     from voxscale.errors import ConfigError
     from voxscale.launch.folder import load_cases, prepare_cases
+    from voxscale.launch.given import config_or_data
     from voxscale.launch.machine import look_at_machine
 
-    settled = _config_or_data(config, overrides) if config is not None else None
+    settled = config_or_data(config, overrides, os.environ) if config is not None else None
     root = store_root(settled.data, os.environ) if settled is not None else default_store(os.environ)
     if list_them or prune is not None:
         found = prune_stores(root, idle_days=prune) if prune is not None else list_stores(root)
         done = "deleted" if prune is not None else "stores"
-        _show(as_json, {"root": str(root), done: [item.as_json() for item in found]}, render_stores(found, root, done))
+        answer(as_json, {"root": str(root), done: [item.as_json() for item in found]}, render_stores(found, root, done))
         return
     if settled is None:
         raise ConfigError("prepare: found no CONFIG", fix="give a config or data, or --list or --prune DAYS")
@@ -205,7 +216,7 @@ def prepare(
     rebuilt = rebuild_damaged(store, root, threads=cpus) if verify else []
     if rebuilt:
         store = prepare_cases(manifest, settled, os.environ, threads=cpus)
-    _show(
+    answer(
         as_json,
         {
             "store": str(store.folder),
@@ -234,7 +245,10 @@ def train(
         bool, typer.Option("--no-start", help="Write the run folder and print the lines to start it by hand.")
     ] = False,
     folds: Annotated[
-        Literal["all"] | None, typer.Option(help="Train every fold of data.split, each into DIR/fold-N.")
+        Literal["all"] | None,
+        typer.Option(
+            help="Train every fold of data.split into DIR/fold-N; score all together."
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -244,23 +258,27 @@ def train(
     A data folder in place of CONFIG is init and train in one.
     """
     from voxscale.files import read_json
-    from voxscale.launch.start import train_folds, train_here
+    from voxscale.launch.folds import train_folds
+    from voxscale.launch.given import config_or_data
+    from voxscale.launch.start import commands_for, train_here
+    from voxscale.report.summary import render_folds
 
-    settled = _config_or_data(config, overrides)
+    settled = config_or_data(config, overrides, os.environ)
     root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
     if dry_run or no_start:
-        _show_commands(settled, root, devices=devices, fresh=fresh, write=no_start, as_json=as_json)
+        commands = commands_for(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
+        text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
+        answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
         return
     if folds is not None:
         result = train_folds(settled, root, os.environ, devices=devices, fresh=fresh)
-        text = f"{result['metric']} over {len(result['folds'])} folds: {result['mean']:.4f} ± {result['std']:.4f}"
-        _show(as_json, result, f"{text}, run folders in {root}")
+        answer(as_json, {"run": str(root), **result}, f"{render_folds(result)}\nrun folders in {root}")
         return
     opened = train_here(settled, root, os.environ, devices=devices, fresh=fresh)
     metrics = read_json(opened.run.metrics)
     best = metrics.get("best")
     score = f"best {best['metric']} {best['value']:.4f} at step {best['step']}, " if best else ""
-    _show(
+    answer(
         as_json,
         {"run": str(opened.run.root), **metrics},
         f"done: {score}{metrics.get('wall_s', 0):.0f} s of training, run folder {opened.run.root}",
@@ -271,37 +289,93 @@ def train(
 def evaluate(
     run: RunPath,
     split: Annotated[Literal["val", "test", "train"], typer.Option(help="Which cases.")] = "val",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA", help="Labelled data that the run has not seen, in any format.", show_default=False
+        ),
+    ] = None,
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
+    mirror: Mirror = None,
     devices: Devices = "1",
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Folder below RUN/evaluations; default: the split.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Folder below RUN/evaluations; default: the split, or data.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a run on whole volumes.
 
-    Writes one row per case, and their summary, to RUN/evaluations.
+    Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble.
     """
-    from voxscale.errors import ConfigError
     from voxscale.files import read_json
+    from voxscale.launch.given import given_runs, plain_name
     from voxscale.launch.local import evaluate_local
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
+    from voxscale.report.summary import render_summary
     from voxscale.runs import RunFolder
 
-    folder = RunFolder(run.resolve())
-    if not folder.exists:
-        raise ConfigError(f"{run}: not a run folder", fix="give a folder that `voxscale runs` lists")
-    out = folder.evaluation(_plain_name(name or split))
+    out = RunFolder(run.resolve()).evaluation(plain_name(name or ("data" if data is not None else split)))
     machine = look_at_machine()
     count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
-    evaluate_local(folder, count, os.environ, split=split, checkpoint=_plain_name(checkpoint), name=out.name)
+    evaluate_local(
+        given_runs(run),
+        count,
+        os.environ,
+        out=out,
+        split=split,
+        checkpoint=plain_name(checkpoint),
+        data=data,
+        mirror=mirror,
+    )
     metrics = read_json(out / "metrics.json")
-    lines = [
-        f"{metric}  mean {row['mean']:.4f}  median {row['median']:.4f}" for metric, row in metrics["summary"].items()
-    ]
-    _show(as_json, {"evaluation": str(out), **metrics}, "\n".join([*lines, f"wrote {out}"]))
+    answer(as_json, {"evaluation": str(out), **metrics}, f"{render_summary(metrics['summary'])}\nwrote {out}")
+
+
+@app.command()
+def predict(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN... FILES", help="Run folders, then images, folders of images or a dataset."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictions go.")],
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write probabilities, 4D.")] = False,
+    masks: Annotated[bool, typer.Option("--masks", help="Write a mask for each class, 4D.")] = False,
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
+    mirror: Mirror = None,
+    overlap: Annotated[
+        float | None, typer.Option(metavar="SHARE", min=0, max=0.95, help="Of windows; default: as the run validates.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Make anew what is there.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict images: label maps in each image's own shape, spacing and orientation.
+
+    Several runs, or a folder of folds, are averaged. Images are .nii or .nii.gz, with channels in a fourth dimension or
+    as files CASE_0000, CASE_0001 and so on. What is done already is not done again.
+    """
+    from voxscale.errors import ConfigError
+    from voxscale.launch.given import plain_name
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.train.prediction import Choice, predict_paths
+
+    if probabilities and masks:
+        raise ConfigError("--probabilities and --masks: expected one of them", fix="run the command once for each")
+    kind: Literal["probabilities", "masks", "labels"]
+    kind = "probabilities" if probabilities else "masks" if masks else "labels"
+    choice = Choice(kind, plain_name(checkpoint), overlap, mirror)
+    cpus = look_at_machine().cpus
+    outcome = predict_paths(paths, out, os.environ, choice=choice, overwrite=overwrite, threads=cpus)
+    answer(as_json, {"out": str(out), **outcome.as_json()}, f"{outcome}, in {out}")
+    if outcome.error is not None and not as_json:
+        raise outcome.error
+    if outcome.error is not None:
+        raise typer.Exit(outcome.error.exit_code)
 
 
 @app.command()
@@ -314,7 +388,7 @@ def runs(
     from voxscale.report.listing import list_runs, render_runs
 
     rows = list_runs(folder)
-    _show(
+    answer(
         as_json,
         {"runs": [row.as_json() for row in rows]},
         render_runs(rows) if rows else f"no runs in {folder}",
@@ -322,88 +396,7 @@ def runs(
 
 
 def main() -> None:
-    """Run the verb; every failure becomes one message and the exit code of its kind."""
-    from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError
-
-    failure: VoxscaleError
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _raise_signalled)
-    try:
-        code = app(prog_name="voxscale", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except VoxscaleError as error:
-        failure = error
-    except KeyboardInterrupt:
-        failure = StoppedEarly("interrupted", fix="start the same command again")
-    except _Signalled as signalled:
-        failure = StoppedEarly(f"stopped by {signalled} before the first step", fix="start the same command again")
-    except BrokenPipeError:
-        sys.exit(141)
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        failure = InfrastructureError(what, fix="check that the place exists and may be read and written")
-        failure.__cause__ = error
-    except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # click and typer each have their own class of that name
-            typer.echo(error.format_message(), err=True)  # type: ignore[attr-defined]
-            sys.exit(2)
-        if hasattr(error, "format_message"):  # a usage error
-            failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
-        else:
-            failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
-            failure.__cause__ = error
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    if "--debug" in sys.argv:
-        import traceback
-
-        traceback.print_exception(failure)
-    if "--json" in sys.argv:
-        typer.echo(json.dumps({"error": failure.as_json()}))
-    else:
-        typer.echo(failure.as_text(), err=True)
-    sys.exit(failure.exit_code)
-
-
-class _Signalled(BaseException):
-    """A signal came before the training loop listens for signals itself. Libraries swallow what is an Exception."""
-
-
-def _raise_signalled(number: int, frame: FrameType | None) -> None:
-    raise _Signalled(signal.Signals(number).name)
-
-
-def _config_or_data(path: Path, overrides: list[str] | None, *, strict: bool = True) -> Config:
-    from pydantic import ValidationError
-
-    from voxscale.config.load import given_fields, make_config, read_config
-    from voxscale.data.build import default_store
-    from voxscale.data.guess import guess_config, is_data
-
-    if is_data(path):
-        of_data = [override for override in overrides or () if override.startswith("data.")]
-        others = [override for override in overrides or () if override not in of_data]
-        given = given_fields(of_data, "data")
-        try:
-            content = guess_config(path, default_store(os.environ), given, strict=strict)
-        except ValidationError:  # said in words by the same check of the whole
-            content = {"data": {"source": str(path), **given}}
-        return make_config(content, others, name=str(path), base=Path())
-    return read_config(path, overrides or ())
-
-
-def _show_commands(config: Config, root: Path, *, devices: str, fresh: bool, write: bool, as_json: bool) -> None:
-    from voxscale.launch.folder import draft_run, open_run
-    from voxscale.launch.local import render_commands
-    from voxscale.launch.machine import look_at_machine
-
-    machine = look_at_machine()
-    draft = draft_run(config, root, machine, devices=devices, fresh=fresh)
-    if write:
-        open_run(draft, machine, os.environ)
-    commands = render_commands(draft.run, draft.devices)
-    text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
-    _show(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
+    run_verb(app)
 
 
 def _is_finished(root: Path) -> bool:
@@ -412,17 +405,3 @@ def _is_finished(root: Path) -> bool:
 
     run = RunFolder(root)
     return run.exists and describe_run(run).state in ("done", "failed")
-
-
-def _plain_name(name: str) -> str:
-    import re
-
-    from voxscale.errors import ConfigError
-
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"{name!r}: found characters that a name cannot have", fix="use letters, digits, . _ -")
-    return name
-
-
-def _show(as_json: bool, content: dict[str, Any], text: str) -> None:
-    typer.echo(json.dumps(content) if as_json else text)

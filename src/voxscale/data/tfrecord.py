@@ -64,7 +64,7 @@ def read_record(path: Path, offset: int) -> tuple[NDArray[np.float32], NDArray[A
             length = _read_length(stream, offset, path.stat().st_size)
             content = stream.read(length)
             stored = stream.read(_FOOTER)
-        if len(content) < length or stored != _masked_crc(content):
+        if len(content) < length or stored != masked_crc(content):
             raise ValueError("its checksum does not match: the content is damaged")
         image, label = _parse_example(memoryview(content))
         image_cxyz, label_xyz = _spatial(image, label)
@@ -82,7 +82,7 @@ def _read_length(stream: BinaryIO, offset: int, size: int) -> int:
     header = stream.read(_HEADER)
     if len(header) < _HEADER:
         raise ValueError("cut off within its header")
-    if header[8:] != _masked_crc(header[:8]):
+    if header[8:] != masked_crc(header[:8]):
         raise ValueError("the checksum of its length does not match: not a record")
     length = int(struct.unpack("<Q", header[:8])[0])
     if length > MAX_RECORD_BYTES:
@@ -92,7 +92,7 @@ def _read_length(stream: BinaryIO, offset: int, size: int) -> int:
     return length
 
 
-def _masked_crc(content: bytes) -> bytes:
+def masked_crc(content: bytes) -> bytes:
     crc = google_crc32c.value(content)
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -1,0 +1,9 @@
+"""Synthetic datasets: plain pairs of volumes, and small ones in the very format of BraTS, BTCV and DistMIS.
+
+Each is a pure function of its size and seed, appears whole or not at all, and holds a record of what it was made from.
+"""
+
+from voxscale.data.synthetic.folder import LIKE, ensure_like, ensure_synthetic
+from voxscale.data.synthetic.pairs import make_volume
+
+__all__ = ["LIKE", "ensure_like", "ensure_synthetic", "make_volume"]

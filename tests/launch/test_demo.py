@@ -1,0 +1,130 @@
+"""Demos of the three datasets: the data in its format, the config, the run, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from conftest import RECIPES, Cli
+from voxscale import cli as command_line
+from voxscale.config.load import read_config
+from voxscale.data.formats import detect_format
+from voxscale.data.synthetic import LIKE
+from voxscale.errors import ConfigError, DataError
+from voxscale.launch.demo import DEMOS, read_recipe, write_demo
+
+SMALLER = {
+    "brats": (
+        "data.synthetic={cases: 5, size: [16, 16, 16]}",
+        "patches.size=[16, 16, 16]",
+        "validate.window=[16, 16, 16]",
+        "model={name: segresnet, channels: [8, 16], blocks_down: [1, 2], blocks_up: [1]}",
+        "train.epochs=2",
+    ),
+    "btcv": (
+        "data.synthetic={cases: 5, size: [24, 24, 20]}",
+        "data.spacing=[20, 20, 12]",
+        "patches={size: [16, 16, 32], per_case: 1, foreground: 0.5}",
+        "model={name: unetr, feature_size: 2, hidden: 12, mlp: 12, heads: 2}",
+        "validate.window=[16, 16, 32]",
+        "train.epochs=1",
+    ),
+    "distmis": ("data.synthetic={cases: 6, size: [16, 16, 16]}", "train.epochs=1"),
+}
+PLAINLY = (
+    "train.threads=1",
+    "train.precision=fp32",
+    "train.compile=false",
+    "train.channels_last=false",
+    "track=none",
+)
+FORMATS = {"brats": "decathlon", "btcv": "list", "distmis": "tfrecord"}
+CLASSES = {"brats": {"TC", "WT", "ET"}, "distmis": {"tumour"}}
+
+
+@pytest.mark.parametrize("like", DEMOS)
+def test_demo_makes_data_trains_and_scores(like: str, cli_here: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = cli_here("demo", "--like", like, *SMALLER[like], *PLAINLY, "--out", out, "--devices", "1", "--json")
+    assert done.code == 0, done.err
+    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {"data", "run", "config.yaml"}
+    assert Path(done.json["run"]) == out / "run"
+    metrics = json.loads((out / "run" / "metrics.json").read_text())
+    split = "test" if like == "distmis" else "val"
+    summary = metrics["test"] if split == "test" else metrics["summary"]
+    assert done.json["split"] == split
+    assert done.json[f"num_{split}"] == 1
+    assert done.json["dice"] == summary["dice/mean"]["mean"]
+    scored = done.json["dice_per_class"]
+    assert scored == {
+        name[5:]: row["mean"] for name, row in summary.items() if name.startswith("dice/") and name != "dice/mean"
+    }
+    if like in CLASSES:
+        assert set(scored) == CLASSES[like]
+
+
+@pytest.mark.parametrize("like", DEMOS)
+def test_the_config_does_the_same_wherever_the_folder_is(like: str, tmp_path: Path) -> None:
+    config, run = write_demo(like, tmp_path / "here", SMALLER[like])
+    assert run == tmp_path / "here" / "run"
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = read_config(tmp_path / "there" / "config.yaml")
+    source = Path(moved.data.source)
+    assert source == tmp_path / "there" / Path(config.data.source).relative_to(tmp_path / "here")
+    assert detect_format(source) == FORMATS[like]
+    same = {"source": config.data.source}
+    assert moved.model_copy(update={"data": moved.data.model_copy(update=same)}) == config
+
+
+@pytest.mark.parametrize("like", DEMOS)
+def test_demo_is_its_recipe_shrunk(like: str, tmp_path: Path) -> None:
+    """Whatever is not a size, a rate or a count is as the recipe has it."""
+    config, _ = write_demo(like, tmp_path / "demo", SMALLER[like])
+    recipe = read_config(RECIPES / f"{DEMOS[like].recipe}.yaml")
+    for name in ("augment", "loss", "schedule"):
+        assert getattr(config, name) == getattr(recipe, name)
+    assert (config.model.name, config.optimizer.name) == (recipe.model.name, recipe.optimizer.name)
+    for name in ("format", "orientation", "intensity", "regions", "crop_foreground"):
+        assert getattr(config.data, name) == getattr(recipe.data, name)
+
+
+def test_the_command_line_offers_every_likeness() -> None:
+    hints = get_type_hints(command_line.demo)
+    offered = {choice for part in get_args(hints["like"]) for choice in get_args(part)}
+    assert offered == set(DEMOS) == set(LIKE)
+
+
+def test_text_for_people(cli_here: Cli, tmp_path: Path) -> None:
+    quick = [*SMALLER["distmis"], *PLAINLY, "log=quiet", "--devices", "1"]
+    done = cli_here("demo", "--like", "distmis", *quick, "--out", tmp_path / "demo")
+    assert done.code == 0, done.err
+    assert done.out.startswith("Dice on 1 held-out cases 0.")
+    assert done.out.rstrip().endswith(f"run folder {tmp_path / 'demo' / 'run'}")
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not a demo's folder"):
+        write_demo("distmis", tmp_path, SMALLER["distmis"])
+    with pytest.raises(ConfigError, match="not a demo's folder"):
+        write_demo("distmis", tmp_path / "notes.txt", SMALLER["distmis"])
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_another_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    write_demo("distmis", tmp_path / "demo", SMALLER["distmis"])
+    before = (tmp_path / "demo" / "config.yaml").read_text()
+    with pytest.raises(DataError, match="'like': 'distmis'"):
+        write_demo("brats", tmp_path / "demo", SMALLER["brats"])
+    with pytest.raises(ConfigError, match="another config"):
+        write_demo("distmis", tmp_path / "demo", [*SMALLER["distmis"], "optimizer.lr=1e-2"])
+    assert (tmp_path / "demo" / "config.yaml").read_text() == before
+
+
+def test_recipes_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe("brats_unet")["model"]["name"] == "unet"
