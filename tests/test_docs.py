@@ -14,6 +14,8 @@ import yaml
 
 from conftest import RECIPES, REPOSITORY, Cli, Finished
 from voxscale.config.load import make_config, parse_yaml, plain
+from voxscale.config.schema import Synthetic
+from voxscale.data.synthetic import ensure_like
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 

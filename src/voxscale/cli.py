@@ -246,9 +246,7 @@ def train(
     ] = False,
     folds: Annotated[
         Literal["all"] | None,
-        typer.Option(
-            help="Train every fold of data.split into DIR/fold-N; score all together."
-        ),
+        typer.Option(help="Train every fold of data.split into DIR/fold-N; score all together."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,

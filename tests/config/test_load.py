@@ -184,3 +184,11 @@ def test_a_bomb_of_aliases_is_answered_at_once() -> None:
 def test_segresnet_takes_channels_of_any_depth() -> None:
     model = make({"model": {"name": "segresnet", "channels": [16, 32, 64, 128, 256]}}).model
     assert (model.blocks_down, model.blocks_up, model.stride) == ((1, 2, 2, 2, 4), (1, 1, 1, 1), 16)
+
+
+def test_paths_on_the_command_line_are_relative_to_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = make({}, "data.source=here")
+    assert (config.data.source, make({}).data.source) == (str(tmp_path / "here"), "/base/d")

@@ -74,8 +74,12 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     return make_config(content, overrides, name=str(path), base=path.parent)
 
 
-def make_config(content: dict[str, Any], overrides: Iterable[str] = (), *, name: str, base: Path) -> Config:
-    """Check a config given as plain data. `base` is what relative paths in it are relative to."""
+def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name: str, base: Path) -> Config:
+    """Check a config given as plain data.
+
+    `base` is what relative paths in it are relative to; those in overrides are so to the current folder, as on any
+    command line.
+    """
     for override in overrides:
         _apply_override(content, override)
     try:
@@ -84,8 +88,9 @@ def make_config(content: dict[str, Any], overrides: Iterable[str] = (), *, name:
         raise ConfigError.from_findings(
             [f"{name}: {finding}" for finding in _findings(error, content)], fix="correct the fields above"
         ) from None
+    given = {override.partition("=")[0] for override in overrides}
     paths = {
-        field: str((base / Path(value).expanduser()).resolve())
+        field: str(((Path() if f"data.{field}" in given else base) / Path(value).expanduser()).resolve())
         for field, value in (("source", config.data.source), ("store", config.data.store))
         if value is not None
     }

@@ -81,9 +81,9 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def make_plain_demo(root: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of the demo without `--like`: recipes/quick.yaml, its data beside the run folder `root`."""
-    return make_config(
-        read_recipe("quick"), [f"data.source={root.name}-data", *overrides], name="demo", base=root.parent
-    )
+    content = read_recipe("quick")
+    content["data"]["source"] = f"{root.name}-data"
+    return make_config(content, overrides, name="demo", base=root.parent)
 
 
 def write_demo(like: str, folder: Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
