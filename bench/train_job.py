@@ -301,7 +301,7 @@ def time_network(options: argparse.Namespace) -> float:
     """Median CPU seconds of a step of the bare network, on this rank; `as_ours`: as `voxscale train` computes."""
     import torch
 
-    from voxscale.train.loop import keep_freed_memory
+    from voxscale.train.compute import keep_freed_memory
 
     as_ours = options.only == "as_ours"
     if as_ours:

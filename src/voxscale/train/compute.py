@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -49,3 +50,14 @@ class Compute:
     @property
     def _layout(self) -> torch.memory_format:
         return torch.channels_last_3d if self.channels_last else torch.contiguous_format
+
+
+def keep_freed_memory() -> bool:
+    """Let this process use the memory that it frees again, instead of giving it back; whether the C library can.
+
+    glibc gives tensors of more than 32 MB back to the system, which clears every page of them again in each step:
+    a third of the time of a step on large patches. Results are the same to the bit.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    trim_threshold, mmap_max = -1, -4
+    return set_option is not None and all([set_option(trim_threshold, -1), set_option(mmap_max, 0)])

@@ -35,7 +35,7 @@ from voxscale.parallel import World
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
-from voxscale.train.compute import Compute
+from voxscale.train.compute import Compute, keep_freed_memory
 from voxscale.train.ownership import refuse_other_origin, refuse_other_world
 
 
@@ -131,6 +131,8 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     """Read the run folder, prepare the data if that is still to be done, build task and model."""
     config = read_config(run.config)
     device = choose_device(world)
+    if device.type == "cpu":
+        keep_freed_memory()
     torch.set_num_threads(1 if config.train.threads == "auto" else config.train.threads)
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not config.train.deterministic

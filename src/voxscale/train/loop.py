@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Iterator
@@ -70,8 +69,6 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or raise StoppedEarly after saving."""
         plan, progress = self.job.plan, self.progress
-        if self.job.device.type == "cpu":
-            keep_freed_memory()
         self._stepper = Stepper(
             self.job.task,
             self.job.model,
@@ -196,14 +193,3 @@ class Loop:
             f"the loss is {loss} at step {step}, with cases {cases}; the weights are as before it",
             fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
         )
-
-
-def keep_freed_memory() -> bool:
-    """Let this process use the memory that it frees again, instead of giving it back; whether the C library can.
-
-    glibc gives tensors of more than 32 MB back to the system, which clears every page of them again in each step:
-    a third of the time of a step on large patches. Results are the same to the bit.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    trim_threshold, mmap_max = -1, -4
-    return set_option is not None and all([set_option(trim_threshold, -1), set_option(mmap_max, 0)])
