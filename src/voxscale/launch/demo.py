@@ -50,12 +50,13 @@ DEMOS: dict[str, Demo] = {
         (
             "data.synthetic={cases: 10, size: [64, 64, 48]}",
             "data.spacing=[9.0, 9.0, 9.0]",
-            "patches.size=[32, 32, 32]",
+            "patches={size: [16, 16, 16], per_case: 16, foreground: 0.7}",
             "model={name: unetr, feature_size: 8, hidden: 48, mlp: 96, heads: 4}",
             "optimizer.lr=4e-3",
-            "train.epochs=30",
-            "validate.every=10",
-            "validate.window=[32, 32, 32]",
+            "train.epochs=40",
+            "train.batch=8",
+            "validate.every=20",
+            "validate.window=[16, 16, 16]",
         ),
     ),
     "distmis": Demo(

@@ -1,7 +1,8 @@
 """An abdomen in CT with thirteen organs, in Hounsfield units.
 
-Organs lie at their places in the body, each moved, stretched and brightened a little from case to case. Several are
-as bright as others, so that brightness alone does not name them.
+Organs lie at their places in the body, each moved, stretched and brightened a little from case to case. Their contrast
+is better than a scanner's, but kidneys and adrenals are alike on both sides, and some organs nearly as bright as others:
+brightness alone does not name them.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ class Organ(NamedTuple):
 
 # In the order of BTCV's labels, from 1.
 ORGANS = (
-    Organ("spleen", 120, (-0.60, -0.20, 0.40), (0.20, 0.28, 0.28)),
-    Organ("rkid", 170, (0.44, -0.42, -0.28), (0.19, 0.19, 0.30)),
-    Organ("lkid", 170, (-0.44, -0.42, -0.22), (0.19, 0.19, 0.30)),
-    Organ("gall", 10, (0.32, 0.40, -0.12), (0.16, 0.17, 0.18)),
-    Organ("eso", 45, (-0.06, -0.04, 0.80), (0.12, 0.12, 0.28)),
-    Organ("liver", 115, (0.38, 0.08, 0.38), (0.40, 0.46, 0.38)),
-    Organ("sto", 70, (-0.36, 0.30, 0.38), (0.26, 0.28, 0.28)),
-    Organ("aorta", 185, (-0.10, -0.28, 0.00), (0.11, 0.11, 1.60)),
-    Organ("IVC", 140, (0.15, -0.24, 0.00), (0.11, 0.11, 1.60)),
-    Organ("veins", 155, (0.08, 0.06, 0.16), (0.34, 0.12, 0.12)),
-    Organ("pancreas", 95, (-0.10, 0.14, -0.14), (0.34, 0.15, 0.14)),
-    Organ("rad", 65, (0.32, -0.34, 0.16), (0.13, 0.12, 0.13)),
-    Organ("lad", 65, (-0.32, -0.34, 0.18), (0.13, 0.12, 0.13)),
+    Organ("spleen", 150, (-0.60, -0.20, 0.40), (0.20, 0.28, 0.28)),
+    Organ("rkid", 215, (0.44, -0.42, -0.28), (0.19, 0.19, 0.30)),
+    Organ("lkid", 215, (-0.44, -0.42, -0.22), (0.19, 0.19, 0.30)),
+    Organ("gall", -10, (0.32, 0.40, -0.12), (0.16, 0.17, 0.18)),
+    Organ("eso", 40, (-0.06, -0.04, 0.80), (0.12, 0.12, 0.28)),
+    Organ("liver", 120, (0.38, 0.08, 0.38), (0.40, 0.46, 0.38)),
+    Organ("sto", 75, (-0.36, 0.30, 0.38), (0.26, 0.28, 0.28)),
+    Organ("aorta", 240, (-0.10, -0.28, 0.00), (0.11, 0.11, 1.60)),
+    Organ("IVC", 185, (0.15, -0.24, 0.00), (0.11, 0.11, 1.60)),
+    Organ("veins", 170, (0.08, 0.06, 0.16), (0.34, 0.12, 0.12)),
+    Organ("pancreas", 100, (-0.10, 0.14, -0.14), (0.34, 0.15, 0.14)),
+    Organ("rad", 15, (0.32, -0.34, 0.16), (0.13, 0.12, 0.13)),
+    Organ("lad", 15, (-0.32, -0.34, 0.18), (0.13, 0.12, 0.13)),
 )
 
 _AIR, _FAT, _MUSCLE, _BONE = -1000, -100, 50, 450
-_NOISE, _TEXTURE = 12.0, 12.0
+_NOISE, _TEXTURE = 8.0, 8.0
 
 
 def make_abdomen(seed: int, index: int, size: Size) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
@@ -56,7 +57,7 @@ def make_abdomen(seed: int, index: int, size: Size) -> tuple[NDArray[np.int16], 
     # The small ones last: they lie on what is larger and must not vanish below it.
     for value, organ in sorted(enumerate(ORGANS, start=1), key=lambda item: -np.prod(item[1].radii)):
         mask = _place(rng, organ, grid, girth)
-        image[mask] = organ.hounsfield + rng.normal(scale=8)
+        image[mask] = organ.hounsfield + rng.normal(scale=5)
         label[mask] = value
     body = around <= 1
     image += np.where(body, _TEXTURE * smooth_field(rng, size, knots=8), 0) + rng.normal(scale=_NOISE, size=size)
