@@ -76,6 +76,13 @@ def save_checkpoint(run: RunFolder, checkpoint: Checkpoint, *, keep: int, is_bes
     return folder
 
 
+def point_best(run: RunFolder, step: int) -> None:
+    """Let `best` name the checkpoint of a step: a kill may have come between its publication and that. Rank 0 only."""
+    folder = run.checkpoint(step)
+    if folder.is_dir() and run.best.resolve() != folder.resolve():
+        point(run.best, folder.name)
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint, every byte of it verified."""
     contents = _verified(folder)
@@ -187,4 +194,11 @@ def _canonical(content: Any) -> bytes:
 
 
 def _contiguous(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """As safetensors takes them: dense, and none in the memory of another, as tied weights are."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        separate[name] = dense.clone() if dense.untyped_storage().data_ptr() in seen else dense
+        seen.add(dense.untyped_storage().data_ptr())
+    return separate

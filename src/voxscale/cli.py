@@ -256,7 +256,7 @@ def train(
     A data folder in place of CONFIG is init and train in one.
     """
     from voxscale.files import read_json
-    from voxscale.launch.folds import train_folds
+    from voxscale.launch.folds import fold_commands, train_folds
     from voxscale.launch.given import config_or_data
     from voxscale.launch.start import commands_for, train_here
     from voxscale.report.summary import render_folds
@@ -264,7 +264,8 @@ def train(
     settled = config_or_data(config, overrides, os.environ)
     root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
     if dry_run or no_start:
-        commands = commands_for(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
+        list_commands = fold_commands if folds is not None else commands_for
+        commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
         text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
         answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
         return
@@ -286,7 +287,9 @@ def train(
 @app.command()
 def evaluate(
     run: RunPath,
-    split: Annotated[Literal["val", "test", "train"], typer.Option(help="Which cases.")] = "val",
+    split: Annotated[
+        Literal["val", "test", "train"] | None, typer.Option(help="Which cases; default: val.", show_default=False)
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -299,7 +302,9 @@ def evaluate(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Folder below RUN/evaluations; default: the split, or data.", show_default=False
+            metavar="NAME",
+            help="Folder below RUN/evaluations; default: by what is evaluated.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -310,14 +315,16 @@ def evaluate(
     Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble.
     """
     from voxscale.files import read_json
-    from voxscale.launch.given import given_runs, plain_name
+    from voxscale.launch.given import evaluation_name, given_runs, plain_name
     from voxscale.launch.local import evaluate_local
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
     from voxscale.report.summary import render_summary
     from voxscale.runs import RunFolder
 
-    out = RunFolder(run.resolve()).evaluation(plain_name(name or ("data" if data is not None else split)))
+    out = RunFolder(run.resolve()).evaluation(
+        plain_name(name) if name is not None else evaluation_name(split, data, checkpoint, mirror)
+    )
     machine = look_at_machine()
     count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
     evaluate_local(
@@ -325,7 +332,7 @@ def evaluate(
         count,
         os.environ,
         out=out,
-        split=split,
+        split=split or "val",
         checkpoint=plain_name(checkpoint),
         data=data,
         mirror=mirror,

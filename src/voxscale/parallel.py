@@ -74,14 +74,15 @@ def joined(world: World, *, backend: str, device: torch.device, timeout_s: float
         ) from error
     # A gloo group that dies waits for its thread, which may need the interpreter lock to let go of a tensor: a
     # deadlock (seen with torch 2.13). So it is kept to the end of the process, and `leave` ends that.
-    _KEPT.append(dist.group.WORLD)
+    _KEPT.extend([dist.group.WORLD, dist.new_group(timeout=_PATIENCE)])
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-_KEPT: list[Any] = []
+_KEPT: list[Any] = []  # of the last world: the group for steps, and one for records
+_PATIENCE = timedelta(days=7)
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -91,15 +92,20 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def distribute(model: torch.nn.Module, world: World, device: torch.device) -> torch.nn.Module:
-    """The model with its gradients averaged over the ranks after each backward pass."""
+def distribute(model: torch.nn.Module, world: World, device: torch.device, *, all_used: bool = True) -> torch.nn.Module:
+    """The model with its gradients averaged over the ranks after each backward pass.
+
+    `all_used`: every parameter takes part in every pass, so that none has to be looked for.
+    """
     if world.size == 1:
         return model
     device_ids = None
     if device.type == "cuda":
         device_ids = [device.index]
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # statistics over the whole micro-step
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=not all_used
+    )
 
 
 def without_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -119,18 +125,29 @@ def gather_rows(rows: torch.Tensor, counts: Sequence[int], world: World) -> torc
 
 
 def gather_records(records: list[dict[str, Any]], world: World, device: torch.device) -> list[dict[str, Any]]:
-    """All ranks' records in rank order, on every rank. They travel as JSON: no pickle between ranks."""
+    """All ranks' records in rank order, on every rank. They travel as JSON: no pickle between ranks.
+
+    Ranks may come hours apart, as from whole volumes; one that is gone is noticed all the same.
+    """
     if world.size == 1:
         return records
+    patient = _KEPT[-1]
     text = torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world.size)]
-    dist.all_gather(lengths, torch.tensor([len(text)], device=device))
+    dist.all_gather(lengths, torch.tensor([len(text)], device=device), group=patient)
     padded = text.new_zeros(max(int(length) for length in lengths))
     padded[: len(text)] = text
     gathered = [torch.empty_like(padded) for _ in range(world.size)]
-    dist.all_gather(gathered, padded)
+    dist.all_gather(gathered, padded, group=patient)
     texts = [bytes(part[: int(n)].tolist()) for part, n in zip(gathered, lengths, strict=True)]
     return [record for part in texts for record in json.loads(part)]
+
+
+def share_buffers(model: torch.nn.Module, world: World) -> None:
+    """Give every rank what rank 0 has beside its parameters: running statistics differ where ranks keep their own."""
+    if world.size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def any_rank(flag: bool, world: World, device: torch.device) -> bool:
@@ -196,7 +213,7 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: float)
     except ChildFailedError as error:
         if received:
             raise StoppedEarly(
-                f"stopped by {received[0].name} before the first step", fix="start the same command again"
+                f"stopped by {received[0].name}; no rank could save its state", fix="start the same command again"
             ) from None
         return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
     finally:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from voxscale.files import read_json
 
 SCHEMA_VERSION = 1
 
@@ -66,10 +69,6 @@ class RunFolder:
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:04d}.log"
 
-    def error(self, rank: int) -> Path:
-        """Where a failing rank leaves its error for whoever started it."""
-        return self.logs / f"error-rank-{rank:04d}.json"
-
     @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
@@ -100,9 +99,26 @@ class RunFolder:
         return self.config.is_file()
 
 
+def error_file(folder: Path, rank: int) -> Path:
+    """Where a failing rank leaves its error for whoever started it."""
+    return folder / f"error-rank-{rank:04d}.json"
+
+
+def error_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("error-rank-*.json"))
+
+
 def runs_of(folder: Path) -> list[RunFolder]:
-    """The run that a folder is, or the runs of the folds in it, in their order; none if it is something else."""
-    folds = sorted(folder.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name)) if folder.is_dir() else []
-    found = [RunFolder(path.resolve()) for path in (folder, *folds)]
+    """The run that a folder is, or those of the cross-validation in it; none if it is something else."""
+    found = [RunFolder(path.resolve()) for path in (folder, *_folds(folder))]
     trained = [run for run in found if run.config.is_file() and run.plan.is_file()]
     return trained[:1] if trained and trained[0].root == folder.resolve() else trained
+
+
+def _folds(folder: Path) -> list[Path]:
+    """Those that `metrics.json` names: an earlier cross-validation may have left others. Before it is written, all."""
+    try:
+        return [folder / fold["run"] for fold in read_json(folder / "metrics.json")["folds"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        numbered = (re.fullmatch(r"fold-(\d+)", path.name) for path in folder.glob("fold-*"))
+        return [folder / match[0] for match in sorted(filter(None, numbered), key=lambda match: int(match[1]))]

@@ -23,7 +23,7 @@ from voxscale.data.build import prepare
 from voxscale.data.cases import Case
 from voxscale.data.formats import find_cases
 from voxscale.data.store import Store, open_store
-from voxscale.errors import DataError
+from voxscale.errors import DataError, StoppedEarly
 from voxscale.files import read_csv
 from voxscale.infer.baseline import threshold_dice
 from voxscale.infer.ensemble import Ensemble
@@ -87,6 +87,19 @@ def test_surfaces_are_left_out_where_not_asked_for(task: Task, store: Store, cas
     assert set(row) == {"case", "patient", "split", *task.metrics(surfaces=False)}
 
 
+def test_a_reason_to_stop_is_heard_between_cases(task: Task, store: Store, cases: list[Case]) -> None:
+    seen: list[str] = []
+    with pytest.raises(StoppedEarly, match="stopped while evaluating .signal SIGTERM"):
+        evaluate(
+            task,
+            store,
+            cases,
+            keep=lambda case, _: seen.append(case.id),
+            stop=lambda: "signal SIGTERM" * (len(seen) == 2),
+        )
+    assert len(seen) == 2
+
+
 def test_half_precision_needs_no_copy_of_the_image(task: Task) -> None:
     image = torch.randn(1, 20, 9, 30, generator=torch.Generator().manual_seed(0)).half()
     seen: list[torch.Size] = []
@@ -115,7 +128,7 @@ from pathlib import Path
 from voxscale.config.load import make_config
 from voxscale.data.cases import Case
 from voxscale.data.store import open_store
-from voxscale.errors import VoxscaleError
+from voxscale.errors import StoppedEarly, VoxscaleError
 from voxscale.infer.ensemble import Ensemble
 from voxscale.infer.evaluate import evaluate_cases
 from voxscale.infer.windows import Windows

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _no_truth(value: Any) -> Any:
+    """YAML's true and false are no numbers, though Python counts them as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"found {value}, expected a number")
+    return value
+
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Size = tuple[Edge, Edge, Edge]
 

@@ -26,7 +26,7 @@ from voxscale.config.training import (
 Millimetres = Annotated[float, Field(gt=0, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Spacing = tuple[Millimetres, Millimetres, Millimetres]
-Batch = Annotated[int, Field(ge=1, le=1_000_000)]
+Batch = Annotated[Positive, Field(le=1_000_000)]
 
 
 class SplitShares(Section):
@@ -317,8 +317,13 @@ class Config(Section):
     log: Literal["quiet", "epoch", "step"] = "epoch"
     track: Literal["none", "tensorboard"] = "tensorboard"
 
+    @property
+    def can_compile(self) -> bool:
+        """Batch Dice with accumulation looks at a batch twice: its dropout must be the same both times."""
+        return not (self.model.dropout and self.loss.batch)
+
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
+    def _fits_together(self) -> Self:
         patch = None if self.patches.size == "full" else self.patches.size
         window = self.validation.window
         sizes = (("patches.size", patch), ("validate.window", window))
@@ -333,6 +338,11 @@ class Config(Section):
         problems += turning_problems(self.augment, patch) if patch is not None else []
         problems += check_transforms(self.augment)
         problems += check_schedule(self.schedule, self.train.epochs)
+        if self.train.compile is True and not self.can_compile:
+            problems.append(
+                "train.compile: found true with model.dropout and loss.batch, which looks at a batch twice and must "
+                "drop the same, as compiled passes do not; expected one of the three off"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self

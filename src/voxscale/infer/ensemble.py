@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from voxscale.errors import ConfigError
 from voxscale.infer.windows import Box, Network, Windows, predict_slabs
 from voxscale.tasks import Task
 
@@ -41,6 +42,11 @@ class Ensemble:
         """What the task decides for a whole volume, (x, y, z); raw outputs are held for a slab of it at a time."""
         codes: NDArray[np.integer[Any]] | None = None
         for box, output_cxyz in self.slabs(image_cxyz, scratch=scratch):
+            if len(output_cxyz) != task.out_channels:
+                raise ConfigError(
+                    f"the model: found {len(output_cxyz)} channels of output, expected {task.out_channels}",
+                    fix="return as many in evaluation mode as in training",
+                )
             decided = task.decide(output_cxyz)
             if codes is None:
                 codes = np.empty(image_cxyz.shape[1:], decided.dtype)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from voxscale.data.cases import Case
 from voxscale.data.store import Store
-from voxscale.errors import BY_CODE, TrainingError, VoxscaleError
+from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import write_csv
 from voxscale.infer.ensemble import Ensemble
 from voxscale.parallel import World, gather_records
@@ -35,17 +35,22 @@ def evaluate_cases(
     world: World,
     show_progress: bool = False,
     keep: Keep | None = None,
+    stop: Callable[[], str] | None = None,
 ) -> list[Row]:
     """One row per case, in the order of `cases`, the same on every rank. Ranks meet once, at the end.
 
     A rank that fails comes there too, so that no other waits for it in vain; then all raise. `keep` is handed what is
-    predicted for a case, on the rank that has the case.
+    predicted for a case, on the rank that has the case. `stop` gives a reason to stop, or nothing.
     """
     mine = share_cases(cases, store, world.size)[world.rank]
     records: list[Row] = []
     failure: Exception | None = None
     with progress("evaluating", len(mine), shown=show_progress and world.is_main) as advance:
         for case in mine:
+            if stop is not None and (reason := stop()):
+                stopped = StoppedEarly(f"stopped while evaluating ({reason})", fix="start the same command again")
+                records.append({"failed": stopped.as_json()})
+                break
             try:
                 records.append(_evaluate(ensemble, task, store, case, surfaces, keep))
             except Exception as error:

@@ -103,6 +103,11 @@ def _run(network: Network, patch: torch.Tensor, *, mirror: bool) -> torch.Tensor
 
 
 def _checked(output: torch.Tensor, patch: torch.Tensor) -> torch.Tensor:
+    if not isinstance(output, torch.Tensor):
+        raise ConfigError(
+            f"the model: found {type(output).__name__} as its output in evaluation mode, expected one tensor",
+            fix="return the finest level alone",
+        )
     if output.ndim == 5 and output.shape[2:] == patch.shape[2:] and len(output) == 1:
         return output[0]
     raise ConfigError(

@@ -13,7 +13,7 @@ from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import find_duplicates
-from voxscale.data.findings import refuse_errors
+from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats import check_source, find_cases
 from voxscale.data.split import read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
@@ -37,6 +37,7 @@ class Draft:
     devices: int
     why: str
     held: bool
+    fresh: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def draft_run(config: Config, root: Path, machine: Machine, *, devices: str, fre
     split_batch(settled.train.global_batch, count, settled.train.micro_batch)
     if settled.data.synthetic is None:
         check_source(settled.data)
-    return Draft(run, config, settled, count, why, held=held is not None)
+    return Draft(run, config, settled, count, why, held=held is not None, fresh=fresh)
 
 
 def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> OpenedRun:
@@ -77,7 +78,8 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = read_split(run.split, manifest.cases) if draft.held else split_prepared(manifest.cases, config, store)
-    _check_task(config, store, cases)
+    for warning in check_task(config, store, cases):
+        print(f"warning: {warning}", file=sys.stderr)
     plan = make_plan(
         config,
         num_train=sum(case.split == TRAIN for case in cases),
@@ -117,8 +119,11 @@ def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[
     return split
 
 
-def _check_task(config: Config, store: Store, cases: Sequence[Case]) -> None:
-    """What the task has to say against config, data and split, it says before anything is written."""
+def check_task(config: Config, store: Store, cases: Sequence[Case]) -> list[Finding]:
+    """What the task has to say against config, data and split, it says before anything is written.
+
+    Errors are raised, warnings returned.
+    """
     from voxscale.models.own import find_function
     from voxscale.tasks import build_task
 
@@ -128,8 +133,7 @@ def _check_task(config: Config, store: Store, cases: Sequence[Case]) -> None:
     training, validation = ([store.row(case.id) for case in cases if case.split == split] for split in (TRAIN, VAL))
     findings = task.check_classes(store, training, validation)
     refuse_errors(findings)
-    for finding in findings:
-        print(f"warning: {finding}", file=sys.stderr)
+    return findings
 
 
 def _held_config(run: RunFolder, asked: Config) -> Config:
@@ -156,6 +160,11 @@ def _with_free_fields(held: Config, asked: Config) -> Config:
 def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
     run = draft.run
     try:
+        if run.exists and not draft.fresh:
+            raise InfrastructureError(
+                f"run {run.root}: was made by another process while this one prepared its data",
+                fix="start the same command again to continue it, or choose another folder with --run",
+            )
         if run.exists:
             _move_aside(run)
         elif run.root.exists():

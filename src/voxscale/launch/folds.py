@@ -17,11 +17,11 @@ from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, VAL
 from voxscale.data.split import num_folds, recorded_cases, split_cases
 from voxscale.errors import ConfigError
-from voxscale.files import read_csv, read_json, write_csv, write_json
-from voxscale.launch.folder import load_cases
+from voxscale.files import read_csv, read_json, remove, write_csv, write_json
+from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.local import evaluate_local
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.start import train_here
+from voxscale.launch.start import commands_for, train_here
 from voxscale.runs import RunFolder
 
 _ABOUT_THE_CASE = ("case", "patient", "split", "fold")
@@ -29,14 +29,10 @@ _ABOUT_THE_CASE = ("case", "patient", "split", "fold")
 
 def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> dict[str, Any]:
     """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
-    count = num_folds(config.data.split)
-    if count == 1:
-        raise ConfigError(
-            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
-        )
-    cases = load_cases(config, environ, threads=look_at_machine().cpus).cases
-    for fold in range(1, count + 1):
-        split_cases(cases, with_fold(config, fold).data.split)  # refused now rather than after hours
+    count = _count_folds(config)
+    _check_folds(config, count, environ)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    remove(RunFolder(root).metrics)  # of an earlier one
     opened = []
     for fold in range(1, count + 1):
         if config.log != "quiet":
@@ -45,6 +41,40 @@ def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devic
     runs = [each.run for each in opened]
     tested = _test_together(runs, root, opened[0].devices, environ)
     return _bring_together(config, runs, RunFolder(root), tested)
+
+
+def fold_commands(
+    config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool, write: bool
+) -> list[tuple[str, str]]:
+    """Lines for starting each fold by hand, as `commands_for` gives them for one run."""
+    return [
+        (f"fold {fold}, {purpose}", command)
+        for fold in range(1, _count_folds(config) + 1)
+        for purpose, command in commands_for(
+            with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh, write=write
+        )
+    ]
+
+
+def _count_folds(config: Config) -> int:
+    count = num_folds(config.data.split)
+    if count == 1:
+        raise ConfigError(
+            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
+        )
+    return count
+
+
+def _check_folds(config: Config, count: int, environ: Mapping[str, str]) -> None:
+    """What is wrong with any fold is said now rather than after hours."""
+    cpus = look_at_machine().cpus
+    manifest = load_cases(config, environ, threads=cpus)
+    for fold in range(1, count + 1):
+        split_cases(manifest.cases, with_fold(config, fold).data.split)
+    store = prepare_cases(manifest, config, environ, threads=cpus)
+    for fold in range(1, count + 1):
+        of_fold = with_fold(config, fold)
+        check_task(of_fold, store, split_prepared(manifest.cases, of_fold, store))
 
 
 def _test_together(runs: Sequence[RunFolder], root: Path, devices: int, environ: Mapping[str, str]) -> Path | None:

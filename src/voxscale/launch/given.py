@@ -45,3 +45,16 @@ def plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{name!r}: found characters that a name cannot have", fix="use letters, digits, . _ -")
     return name
+
+
+def evaluation_name(split: str | None, data: Path | None, checkpoint: str, mirror: bool | None) -> str:
+    """What an evaluation is called unless it is given a name: by its cases, and by what differs from the usual."""
+    if split is not None and data is not None:
+        raise ConfigError(
+            f"--split {split} and --data: expected one of them", fix="leave --split out: all of --data is evaluated"
+        )
+    of_data = re.sub(r"[^A-Za-z0-9._-]", "_", data.resolve().name).lstrip("._-") if data is not None else ""
+    parts = [of_data or (split or "val")]
+    parts += [plain_name(checkpoint)] if checkpoint != "best" else []
+    parts += [] if mirror is None else ["mirrored" if mirror else "unmirrored"]
+    return "-".join(parts)

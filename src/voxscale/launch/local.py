@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import read_json, remove, write_json
-from voxscale.runs import RunFolder
+from voxscale.runs import RunFolder, error_files
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
@@ -29,12 +30,14 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
         from voxscale.train.rank import do_work
         from voxscale.train.worker import train_run
 
+        for leftover in error_files(run.logs):
+            remove(leftover)
         do_work(train_run, run, World(), environ)
         return
     failures: list[str] = []
     stopped: StoppedEarly | None = None
     try:
-        failures = _start_ranks(run, [_WORKER, str(run.root), "--reported"], devices)
+        failures = _start_ranks([_WORKER, str(run.root)], run.logs, devices)
     except StoppedEarly as signalled:
         stopped = signalled  # the ranks may have come far enough to say more
     finally:
@@ -42,7 +45,7 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
     state = read_state(run)
     if state == "done":
         return
-    error = read_failure(run, failures, otherwise=stopped)
+    error = read_failure(run, run.logs, failures, otherwise=stopped)
     if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
         _record_failure(run, devices)
     raise error
@@ -85,14 +88,17 @@ def evaluate_local(
     options += [part for other in others for part in ("--with", str(other.root))]
     options += ["--data", str(data)] if data is not None else []
     options += [] if mirror is None else ["--mirror" if mirror else "--no-mirror"]
-    failures = _start_ranks(run, [_EVALUATION, str(run.root), "--reported", *options], devices)
-    if failures or any(run.logs.glob("error-rank-*.json")):
-        raise read_failure(run, failures)
+    with tempfile.TemporaryDirectory() as folder:  # a run may train, and be evaluated twice, at the same time
+        failures = _start_ranks([_EVALUATION, str(run.root), *options], Path(folder), devices)
+        if failures or error_files(Path(folder)):
+            raise read_failure(run, Path(folder), failures)
 
 
-def read_failure(run: RunFolder, failures: Sequence[str], *, otherwise: VoxscaleError | None = None) -> VoxscaleError:
-    """What went wrong, as the ranks left it in the run folder; what the agent saw of them comes second."""
-    for record in [read_json(path) for path in sorted(run.logs.glob("error-rank-*.json"))]:
+def read_failure(
+    run: RunFolder, reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None
+) -> VoxscaleError:
+    """What went wrong, as the ranks left it in `reports`; what the agent saw of them comes second."""
+    for record in map(read_json, error_files(reports)):
         if kind := BY_CODE.get(record["code"]):
             place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
             return kind(place + record["message"], fix=record["fix"])
@@ -140,9 +146,10 @@ def _record_failure(run: RunFolder, devices: int) -> None:
     )
 
 
-def _start_ranks(run: RunFolder, arguments: Sequence[str], devices: int) -> list[str]:
+def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[str]:
     from voxscale.parallel import start_ranks
 
-    for leftover in run.logs.glob("error-rank-*.json"):
+    for leftover in error_files(reports):
         remove(leftover)
-    return [str(failure) for failure in start_ranks(["-m", *arguments], devices, save_time_s=SAVE_TIME_S)]
+    arguments = ["-m", *arguments, "--reports", str(reports)]
+    return [str(failure) for failure in start_ranks(arguments, devices, save_time_s=SAVE_TIME_S)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from voxscale.config.load import identity
+from voxscale.config.models import size_problems
 from voxscale.config.schema import Config, turning_problems
 from voxscale.data.sampler import Stream
 from voxscale.errors import ConfigError
@@ -80,6 +81,8 @@ def make_plan(
     """`largest` is the extent, axis by axis, of the largest prepared volume."""
     micro_batch, accumulate = split_batch(config.train.global_batch, world_size, config.train.micro_batch)
     patch = patch_size(config, largest)
+    if problems := size_problems(config.model, "patches.size", patch):
+        raise ConfigError.from_findings(problems, fix="set data.size or patches.size, or use fewer model.channels")
     if problems := turning_problems(config.augment, patch):
         raise ConfigError.from_findings(problems, fix="take rotate90 out, or set data.size or patches.size")
     stream = make_stream(config, num_train, world_size)

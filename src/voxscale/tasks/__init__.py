@@ -19,7 +19,7 @@ from voxscale.data.store import Store
 from voxscale.data.volumes import Labels
 from voxscale.tasks.segmentation import Labelled, Row, Segmentation
 
-__all__ = ["SMALLER_IS_BETTER", "TASKS", "Labelled", "Row", "Task", "build_task"]
+__all__ = ["TASKS", "Labelled", "Row", "Task", "build_task"]
 
 
 class Task(Protocol):
@@ -67,7 +67,6 @@ class Task(Protocol):
 
 
 TASKS: dict[str, Callable[[Config, Labelled], Task]] = {"segmentation": Segmentation.build}
-SMALLER_IS_BETTER = ("loss/", "hd95/")
 
 
 def build_task(config: Config, store: Labelled) -> Task:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from voxscale.errors import DataError
 from voxscale.files import write_json
 from voxscale.infer.evaluate import evaluate_cases, summarise, write_cases
 from voxscale.parallel import World, joined, leave
+from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
 from voxscale.train.job import choose_backend, choose_device, open_run_store
 from voxscale.train.ownership import refuse_other_origin
@@ -67,13 +68,14 @@ def evaluate_run(
         metrics = first.task.metrics(surfaces=True)
         folder = RunFolder(out)
         write_cases(folder.cases, rows, metrics)
-        origin = {"split": split} if data is None else {"data": data.name}
+        origin = {"split": split} if data is None else {"data": data.resolve().name}
         write_json(
             folder.metrics,
             {
                 "task": first.config.task,
                 **origin,
                 "runs": [each.as_json() for each in trained],
+                "windows": [asdict(each.member.windows) for each in trained],
                 "summary": summarise(rows, metrics),
             },
         )
@@ -110,10 +112,10 @@ def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> 
             f"{data}: found {store.channels} channels, expected the {first.channels} that the model was trained on",
             fix="give data with the same channels",
         )
-    known = {0, *(label for labels in first.task.classes.values() for label in labels)}
-    if unknown := sorted(set(store.labels) - known):
+    known = Plan.read(first.run.plan).labels
+    if unknown := sorted(set(store.labels) - set(known)):
         raise DataError(
-            f"{data}: found labels {unknown}, expected {sorted(known)}, which the model was trained on",
+            f"{data}: found labels {unknown}, expected {list(known)}, which the model was trained on",
             fix="give data with the same labels",
         )
     return [replace(case, split=TEST) for case in manifest.cases], store

@@ -31,12 +31,13 @@ from voxscale.infer.ensemble import Ensemble
 from voxscale.infer.evaluate import Row, evaluate_cases
 from voxscale.infer.windows import Windows
 from voxscale.models import build_model
-from voxscale.parallel import World
+from voxscale.parallel import World, share_buffers
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task, build_task
 from voxscale.train.compute import Compute, keep_freed_memory
 from voxscale.train.ownership import refuse_other_origin, refuse_other_world
+from voxscale.train.stop import StopRequest
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,12 @@ class Job:
         job.compute.lay_out(job.model)
         return replace(job, plan=replace(job.plan, config_sha256=identity(job.config)))
 
-    def evaluate(self, cases: Sequence[Case], *, surfaces: bool = False, show_progress: bool = False) -> list[Row]:
-        """Rows of whole-volume metrics for `cases`; all ranks call it, all get all rows."""
+    def evaluate(self, cases: Sequence[Case], *, surfaces: bool = False, stop: StopRequest | None = None) -> list[Row]:
+        """Rows of whole-volume metrics for `cases`; all ranks call it, all get all rows.
+
+        After a signal all raise StoppedEarly, at the end of a case.
+        """
+        share_buffers(self.model, self.world)  # the model that is saved is rank 0's
         self.model.eval()
         rows = evaluate_cases(
             Ensemble.of_one(partial(self.compute.run, self.model), self.windows, self.device),
@@ -86,7 +91,7 @@ class Job:
             cases,
             surfaces=surfaces,
             world=self.world,
-            show_progress=show_progress,
+            stop=(lambda: stop.reason if stop.signalled else "") if stop is not None else None,
         )
         self.model.train()
         return rows

@@ -9,15 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from torch.nn.utils import clip_grad_norm_
 
-from voxscale.checkpoint import Checkpoint, save_checkpoint
+from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best, save_checkpoint
+from voxscale.config.models import OwnOptions
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
 from voxscale.errors import StoppedEarly, TrainingError
 from voxscale.infer.evaluate import metric_value, summarise, write_cases
 from voxscale.parallel import any_rank, barrier, distribute
-from voxscale.tasks import SMALLER_IS_BETTER
 from voxscale.train.console import Console
 from voxscale.train.events import Events
 from voxscale.train.job import Job
@@ -38,6 +38,7 @@ class Progress:
 
     step: int = 0
     best: dict[str, Any] | None = None  # step, metric, value, summary
+    validated: int = 0  # the last step at which that was done
     wall_s: float = 0.0
     steps_here: int = field(default=0, compare=False)
 
@@ -48,7 +49,7 @@ class Loop:
     def __init__(self, job: Job, stop: StopRequest, events: Events, console: Console) -> None:
         self.job = job
         self.progress = Progress()
-        self._stop, self._events, self._console = stop, events, console
+        self.stop, self._events, self._console = stop, events, console
         self._sampler = job.make_sampler()
         self._optimizer = build_optimizer(job.config, job.model.parameters())
         self._scaler = job.compute.scaler()
@@ -61,6 +62,19 @@ class Loop:
         self._scaler.load_state_dict(state.pop("scaler", {}))
         self.progress = Progress(**state)
 
+    def take_best(self) -> None:
+        """Bring the weights of the best step into the model; where they are damaged, the last step's count as best."""
+        best = self.progress.best
+        if best is None or best["step"] == self.progress.step:
+            return
+        try:
+            self.job.model.load_state_dict(load_checkpoint(self.job.run.checkpoint(best["step"])).model)
+        except BadCheckpointError as error:
+            self._console.warn(f"{error.message}; the last checkpoint is measured, and called the best, in its place")
+            self.progress.best = None
+            if self._validate() and self.job.world.is_main:
+                point_best(self.job.run, self.progress.step)
+
     @property
     def place(self) -> dict[str, int]:
         """Where the run is, as events say it."""
@@ -72,7 +86,12 @@ class Loop:
         self._stepper = Stepper(
             self.job.task,
             self.job.model,
-            distribute(self.job.compute.trainable(self.job.model), self.job.world, self.job.device),
+            distribute(
+                self.job.compute.trainable(self.job.model),
+                self.job.world,
+                self.job.device,
+                all_used=not isinstance(self.job.config.model, OwnOptions),
+            ),
             self.job.world,
             self.job.compute,
             self._scaler,
@@ -84,14 +103,17 @@ class Loop:
 
     def _train(self, batches: Iterator[list[Batch]]) -> None:
         plan, progress = self.job.plan, self.progress
-        while progress.step < plan.num_steps:
+        while True:
+            if progress.validated < progress.step and plan.validates(progress.step):
+                self._validate_and_save()
+            if progress.step == plan.num_steps:
+                return
             self._take_step(batches)
-            stopping = any_rank(self._stop.wanted(progress.steps_here), self.job.world, self.job.device)
-            is_best = plan.validates(progress.step) and self._validate()
-            if plan.validates(progress.step) or stopping or self._save_is_due():
-                self._save(is_best=is_best)
+            stopping = any_rank(self.stop.wanted(progress.steps_here), self.job.world, self.job.device)
             if stopping and progress.step < plan.num_steps:
-                self._stop_early()
+                self._stop_early()  # what is to be validated at this step is so when the run goes on
+            if self._save_is_due():
+                self._save(is_best=False)
 
     def _take_step(self, batches: Iterator[list[Batch]]) -> None:
         began = time.monotonic()
@@ -105,10 +127,11 @@ class Loop:
         self._optimizer.zero_grad()
         loss = float(self._stepper.backward(micro_batches, self._counts(step)))
         if not math.isfinite(loss):
-            self._refuse(step, loss)
+            self._refuse(step, f"the loss is {loss}")
         self._scaler.unscale_(self._optimizer)
-        if self.job.config.train.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.job.model.parameters(), self.job.config.train.clip_norm)
+        norm = float(clip_grad_norm_(self.job.model.parameters(), self.job.config.train.clip_norm or math.inf))
+        if not math.isfinite(norm) and not self._scaler.is_enabled():
+            self._refuse(step, f"the norm of the gradient is {norm}")
         self._scaler.step(self._optimizer)  # left out where half precision overflowed
         self._scaler.update()
         self.progress.step = step
@@ -132,12 +155,21 @@ class Loop:
         self._events.write("train", **self.place, loss=loss, lr=rate, **timing, cases=cases)
         self._console.step(**self.place, loss=loss)
 
+    def _validate_and_save(self) -> None:
+        try:
+            is_best = self._validate()
+        except StoppedEarly:
+            self._stop_early()
+            raise
+        self.progress.validated = self.progress.step
+        self._save(is_best=is_best)
+
     def _validate(self) -> bool:
         """Evaluate the validation cases; return whether this is the best model so far."""
         cases = self.job.cases_of(VAL)
         if not cases:
             return False
-        rows = self.job.evaluate(cases)
+        rows = self.job.evaluate(cases, stop=self.stop)
         metrics = self.job.task.metrics(surfaces=False)
         summary = summarise(rows, metrics)
         name = self.job.config.validation.metric
@@ -154,10 +186,7 @@ class Loop:
 
     def _improves(self, value: float) -> bool:
         best = self.progress.best
-        if best is None:
-            return True
-        smaller = self.job.config.validation.metric.startswith(SMALLER_IS_BETTER)
-        return bool(value < best["value"] if smaller else value > best["value"])
+        return best is None or bool(value > best["value"])
 
     def _save_is_due(self) -> bool:
         """Rank 0 decides and saves alone: every rank holds the same state."""
@@ -169,7 +198,7 @@ class Loop:
         self.progress.wall_s, self._clock = self.progress.wall_s + now - self._clock, now
         self._saved = now
         if self.job.world.is_main:
-            state = {"step": self.progress.step, "best": self.progress.best, "wall_s": self.progress.wall_s}
+            state = {name: getattr(self.progress, name) for name in ("step", "best", "validated", "wall_s")}
             state |= {"scaler": scaler} if (scaler := self._scaler.state_dict()) else {}
             checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
             save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
@@ -178,18 +207,19 @@ class Loop:
             self._events.write("checkpoint", **self.place, best=is_best, **shown)
 
     def _stop_early(self) -> None:
-        self._events.write("stop", **self.place, reason=self._stop.reason)
+        self._save(is_best=False)
+        self._events.write("stop", **self.place, reason=self.stop.reason)
         barrier(self.job.world)  # no rank leaves before rank 0 has saved
         raise StoppedEarly(
             f"stopped at step {self.progress.step} of {self.job.plan.num_steps}"
-            f" ({self._stop.reason or 'asked by another rank'}); the state is saved",
+            f" ({self.stop.reason or 'asked by another rank'}); the state is saved",
             fix="start the same command again to continue",
         )
 
-    def _refuse(self, step: int, loss: float) -> None:
-        """Before the optimizer could spread it. Every rank sees the same loss, so every rank comes here."""
+    def _refuse(self, step: int, what: str) -> None:
+        """Before the optimizer could spread it. Every rank sees the same numbers, so every rank comes here."""
         cases = ", ".join(dict.fromkeys(self._cases(step)))
         raise TrainingError(
-            f"the loss is {loss} at step {step}, with cases {cases}; the weights are as before it",
+            f"{what} at step {step}, with cases {cases}; the weights are as before it",
             fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
         )

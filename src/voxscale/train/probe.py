@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from voxscale.config.load import render_config
-from voxscale.config.schema import Train
+from voxscale.config.schema import Config
 from voxscale.data.loader import Batch
 from voxscale.files import write_text
 from voxscale.parallel import World, gather_records, leave
@@ -68,7 +68,7 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
         return chosen, {}
     best = _measure_apart(job, chosen, environ)
     tried = {_name(chosen): best}
-    for change in _changes(train, job.device):
+    for change in _changes(job.config, job.device):
         if "compile" in change and best * num_steps < _WORTH_COMPILING_S:
             continue
         way = replace(chosen, **change)
@@ -78,13 +78,14 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
     return chosen, {name: seconds for name, seconds in tried.items() if math.isfinite(seconds)}
 
 
-def _changes(train: Train, device: torch.device) -> Iterator[Mapping[str, Any]]:
+def _changes(config: Config, device: torch.device) -> Iterator[Mapping[str, Any]]:
     """What may be gained, one thing after another, each on top of what was gained before."""
+    train = config.train
     if train.precision == "auto" and (half := _half_precision(device)):
         yield {"precision": half}
     if train.channels_last == "auto":
         yield {"channels_last": True}
-    if train.compile == "auto":
+    if train.compile == "auto" and config.can_compile:
         yield {"compile": True}
 
 

@@ -17,7 +17,7 @@ import torch
 from voxscale.errors import ConfigError, InfrastructureError, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
-from voxscale.runs import RunFolder
+from voxscale.runs import RunFolder, error_file
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -32,22 +32,24 @@ class LostContactError(TrainingError):
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--reported", action="store_true", help="a launcher reads the error; do not print it")
+    parser.add_argument("--reports", type=Path, help="where a launcher reads the error, which then is not printed")
 
 
 def run_as_rank(options: argparse.Namespace, work: Work) -> int:
     """Do `work` as the rank that torchrun's variables name. Returns the exit code."""
     run = RunFolder(options.run.resolve())
+    reports = options.reports or run.logs
     world = World()
-    if options.reported:
+    if options.reports:
         _stop_with_parent()
     try:
         world = World.from_env(os.environ)
+        remove(error_file(reports, world.rank))
         do_work(work, run, world, os.environ)
     except VoxscaleError as error:
         with contextlib.suppress(OSError):  # a folder that cannot be written may be the very error
-            write_json(run.error(world.rank), {**error.as_json(), "rank": world.rank})
-        if not options.reported:
+            write_json(error_file(reports, world.rank), {**error.as_json(), "rank": world.rank})
+        if not options.reports:
             place = f"rank {world.rank}: " if world.size > 1 else ""
             print(place + error.as_text(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -59,7 +61,6 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
     if not run.exists:
         raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
     try:
-        remove(run.error(world.rank))
         work(run, world, environ)
     except VoxscaleError:
         raise
@@ -73,11 +74,23 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
             f"the device ran out of memory: {_first_line(error)}",
             fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
         ) from error
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" in str(error):
+            raise TrainingError(
+                f"this process ran out of memory: {_first_line(error)}",
+                fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
+            ) from error
+        raise _unexpected(error, run, world) from error
     except Exception as error:
-        with contextlib.suppress(OSError), run.log(world.rank).open("a") as log:
-            traceback.print_exc(file=log)
-        kind = LostContactError if is_lost_contact(error) else TrainingError
-        raise kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}") from error
+        raise _unexpected(error, run, world) from error
+
+
+def _unexpected(error: Exception, run: RunFolder, world: World) -> TrainingError:
+    """The error as users see it; its traceback goes into the rank's log."""
+    with contextlib.suppress(OSError), run.log(world.rank).open("a") as log:
+        traceback.print_exc(file=log)
+    kind = LostContactError if is_lost_contact(error) else TrainingError
+    return kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}")
 
 
 def _stop_with_parent() -> None:

@@ -30,6 +30,10 @@ class StopRequest:
             self.reason = f"train.stop_after: {self._limit.minutes:g} minutes"
         return bool(self.reason)
 
+    @property
+    def signalled(self) -> bool:
+        return self.reason.startswith("signal")
+
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Listen for the length of the body. Once stopping, further signals are ignored to the end of the process."""
@@ -38,7 +42,7 @@ class StopRequest:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if self.reason.startswith("signal") else handler)
+                signal.signal(number, signal.SIG_IGN if self.signalled else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or f"signal {signal.Signals(number).name}"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from voxscale.checkpoint import digest_of, load_checkpoint, load_last
+from voxscale.checkpoint import digest_of, load_last, point_best
 from voxscale.data.cases import TEST, VAL
 from voxscale.errors import StoppedEarly
 from voxscale.files import remove, write_json
@@ -58,6 +58,8 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
             loop = Loop(job, stop, events, console)
             if checkpoint is not None:
                 loop.restore(checkpoint)
+                if world.is_main and loop.progress.best is not None:
+                    point_best(run, loop.progress.best["step"])
                 console.line(f"continuing from step {done}")
             if world.is_main:
                 write_json(run.plan, job.plan.as_json())
@@ -124,9 +126,8 @@ def _cautions(job: Job) -> Iterator[str]:
 def _write_metrics(loop: Loop, state: str) -> None:
     """Write `metrics.json`. When done, the best model is measured in full first, by all ranks."""
     job, progress = loop.job, loop.progress
-    weights = digest_of(job.model.state_dict())
-    best = progress.best
     final = _measure_best(loop) if state == "done" else {}
+    best = progress.best
     metrics: dict[str, Any] = {
         "task": job.config.task,
         "state": state,
@@ -135,7 +136,7 @@ def _write_metrics(loop: Loop, state: str) -> None:
         "world_size": job.world.size,
         "steps": progress.step,
         "wall_s": round(progress.wall_s, 3),
-        "weights_sha256": weights,
+        "weights_sha256": digest_of(job.model.state_dict()),
     }
     if TEST in final:
         metrics["test"] = final[TEST]
@@ -145,14 +146,17 @@ def _write_metrics(loop: Loop, state: str) -> None:
 
 def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
     """Measure the best model on the validation and test cases, surfaces too; a summary for each split that has any."""
-    job, best = loop.job, loop.progress.best
+    job = loop.job
     cases = {split: found for split in (VAL, TEST) if (found := job.cases_of(split))}
     if not cases:
         return {}
-    if best is not None and best["step"] != loop.progress.step:
-        barrier(job.world)  # rank 0 has saved it
-        job.model.load_state_dict(load_checkpoint(job.run.best).model)
-    rows = job.evaluate([case for found in cases.values() for case in found], surfaces=True)
+    barrier(job.world)  # rank 0 has saved it
+    last = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+    loop.take_best()
+    try:
+        rows = job.evaluate([case for found in cases.values() for case in found], surfaces=True, stop=loop.stop)
+    finally:
+        job.model.load_state_dict(last)
     metrics = job.task.metrics(surfaces=True)
     if job.world.is_main:
         write_cases(job.run.cases, rows, metrics)

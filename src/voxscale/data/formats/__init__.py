@@ -161,7 +161,7 @@ def _readable(source: Path) -> Iterator[None]:
     try:
         if not source.exists():
             raise DataError(
-                f"data.source {source}: no such file or folder", fix="check the path; it is relative to the config file"
+                f"data.source {source}: no such file or folder", fix="check the path"
             )
         yield
     except OSError as problem:

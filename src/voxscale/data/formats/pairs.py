@@ -38,7 +38,7 @@ def detect(source: Path) -> bool:
 def read_manifest(source: Path, data: Data) -> Manifest:
     """The cases that have an image, or with `data.pattern` all of them, and a label."""
     if not source.is_dir():
-        raise DataError(f"data.source {source}: not a folder", fix="check the path; it is relative to the config file")
+        raise DataError(f"data.source {source}: not a folder", fix="check the path")
     if data.pattern is not None:
         return _read_by_pattern(source, data.pattern)
     images, labels, strays = _files(source)

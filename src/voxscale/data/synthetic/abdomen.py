@@ -1,8 +1,8 @@
 """An abdomen in CT with thirteen organs, in Hounsfield units.
 
 Organs lie at their places in the body, each moved, stretched and brightened a little from case to case. Their contrast
-is better than a scanner's, but kidneys and adrenals are alike on both sides, and some organs nearly as bright as others:
-brightness alone does not name them.
+is better than a scanner's, but kidneys and adrenals are alike on both sides, and some organs are nearly as bright as
+others: brightness alone does not name them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,177 @@
+"""What must not get lost: the best model, a validation that a stop came before, a run that another process made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Cli, Finished
+from voxscale.checkpoint import digest_of, load_checkpoint
+from voxscale.config.load import read_config
+from voxscale.errors import InfrastructureError
+from voxscale.files import point, read_json
+from voxscale.launch.folder import draft_run, open_run
+from voxscale.launch.machine import look_at_machine
+from voxscale.runs import RunFolder, runs_of
+from voxscale.train.events import read_events
+
+WriteConfig = Callable[..., Path]
+
+OWN_MODELS = """
+import torch
+
+class Tied(torch.nn.Module):
+    '''Shares a layer under two names, never uses another, and keeps running statistics.'''
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.first = torch.nn.Conv3d(in_channels, 4, 3, padding=1)
+        self.norm = torch.nn.BatchNorm3d(4)
+        self.middle = torch.nn.Conv3d(4, 4, 3, padding=1)
+        self.again = self.middle
+        self.unused = torch.nn.Conv3d(4, 4, 1)
+        self.last = torch.nn.Conv3d(4, out_channels, 1)
+
+    def forward(self, image):
+        return self.last(self.again(torch.relu(self.middle(self.norm(self.first(image))))))
+
+class Steep(Tied):
+    '''The loss is finite, the gradient is not.'''
+
+    def forward(self, image):
+        output = super().forward(image)
+        return output + (output * 0).sqrt()
+
+class Wider(Tied):
+    '''Says more when it is evaluated.'''
+
+    def forward(self, image):
+        output = super().forward(image)
+        return output if self.training else torch.cat([output, output], 1)
+"""
+
+
+@pytest.fixture
+def train(write_config: WriteConfig, tmp_path: Path, cli_here: Cli) -> Callable[..., Finished]:
+    def start(name: str, *words: object, devices: int = 1, **fields: Any) -> Finished:
+        config = write_config(f"{name}.yaml", **{"log": "epoch", **fields})
+        return cli_here("train", config, *words, "--devices", devices, "--run", tmp_path / name)
+
+    return start
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_nets.py").write_text(OWN_MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.ranks
+def test_any_network_is_saved_as_it_was_scored_on_ranks(
+    train: Callable[..., Finished], own_models: None, tmp_path: Path, cli_here: Cli
+) -> None:
+    """Running statistics differ between ranks; what is scored is what is saved."""
+    model = {"name": "own_nets:Tied", "batch_statistics": True}
+    done = train("run", devices=2, model=model)
+    assert done.code == 0, done.err
+    again = cli_here("evaluate", tmp_path / "run")
+    assert again.code == 0, again.err
+    table = (tmp_path / "run" / "cases.csv").read_text()
+    assert (tmp_path / "run" / "evaluations" / "val" / "cases.csv").read_text() == table
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step(
+    train: Callable[..., Finished], own_models: None, tmp_path: Path
+) -> None:
+    done = train("run", model={"name": "own_nets:Steep"})
+    assert done.code == 1
+    assert "the norm of the gradient is nan at step 1, with cases" in done.err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_network_that_changes_its_channels_is_refused(train: Callable[..., Finished], own_models: None) -> None:
+    done = train("run", model={"name": "own_nets:Wider"})
+    assert done.code == 2
+    assert "found 2 channels of output, expected 1" in done.err
+
+
+def test_a_stop_before_a_validation_loses_nothing(train: Callable[..., Finished], tmp_path: Path) -> None:
+    assert train("whole").code == 0
+    steps = read_json(tmp_path / "whole" / "plan.json")["steps_per_epoch"]
+    stopped = train("parts", train__stop_after={"steps": steps})
+    assert stopped.code == 75
+    kinds = [event["event"] for event in read_events(tmp_path / "parts" / "events.jsonl")]
+    assert "validate" not in kinds, "the state is saved first"
+    assert train("parts").code == 0
+    whole, parts = (read_json(tmp_path / name / "metrics.json") for name in ("whole", "parts"))
+    for field in ("best", "summary", "weights_sha256"):
+        assert whole[field] == parts[field]
+    assert (tmp_path / "whole" / "cases.csv").read_text() == (tmp_path / "parts" / "cases.csv").read_text()
+
+
+def test_the_best_is_found_again_after_a_kill_before_it_was_named(
+    train: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """`best` still names an older step than the saved state does."""
+    run = RunFolder(tmp_path / "run")
+    assert train("run", train__stop_after={"steps": 6}, checkpoint__keep=9).code == 75
+    best = load_checkpoint(run.last).state["best"]["step"]
+    point(run.best, next(path.name for path in run.checkpoints.glob("step-*") if path != run.checkpoint(best)))
+    assert train("run", checkpoint__keep=9).code == 0
+    metrics = read_json(run.metrics)
+    assert run.best.resolve() == run.checkpoint(metrics["best"]["step"])
+    assert metrics["summary"]["dice/mean"]["mean"] == metrics["best"]["value"]
+
+
+def test_a_damaged_best_does_not_keep_a_run_from_its_end(train: Callable[..., Finished], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    # Sensitivity is best while the network still calls everything a ball.
+    fields = {"validate__metric": "sensitivity/mean", "optimizer__lr": 0.05, "train__epochs": 3}
+    assert train("run", train__stop_after={"steps": 7}, **fields).code == 75
+    best = load_checkpoint(run.last).state["best"]
+    path = run.checkpoint(best["step"]) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    done = train("run", **fields)
+    assert done.code == 0, done.err
+    metrics = read_json(run.metrics)
+    assert metrics["state"] == "done"
+    assert "the last checkpoint is measured, and called the best, in its place" in done.err
+    assert metrics["best"]["step"] == metrics["steps"]
+    assert run.best.resolve() == run.checkpoint(metrics["best"]["step"])
+    assert metrics["summary"]["sensitivity/mean"]["mean"] == metrics["best"]["value"]
+
+
+def test_a_run_that_another_process_made_meanwhile_is_left_alone(
+    train: Callable[..., Finished], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    machine = look_at_machine()
+    config = read_config(write_config("run.yaml", log="epoch"))
+    draft = draft_run(config, tmp_path / "run", machine, devices="1")
+    assert train("run").code == 0
+    weights = digest_of(load_checkpoint(tmp_path / "run" / "checkpoints" / "last").model)
+    with pytest.raises(InfrastructureError, match="made by another process"):
+        open_run(draft, machine, os.environ)
+    assert digest_of(load_checkpoint(tmp_path / "run" / "checkpoints" / "last").model) == weights
+    assert not list(tmp_path.glob("run.old-*"))
+
+
+def test_only_the_folds_of_the_last_cross_validation_count(
+    train: Callable[..., Finished], tmp_path: Path, cli_here: Cli
+) -> None:
+    fields = {"train__epochs": 1, "log": "quiet"}
+    assert train("cv", "--folds", "all", data__split={"folds": 3, "test": 0.2}, **fields).code == 0
+    again = train("cv", "--folds", "all", "--fresh", data__split={"folds": 2, "test": 0.2}, **fields)
+    assert again.code == 0, again.err
+    assert {path.name for path in (tmp_path / "cv").glob("fold-*")} >= {"fold-1.old-1", "fold-3"}
+    assert [run.name for run in runs_of(tmp_path / "cv")] == ["fold-1", "fold-2"]
+    assert (tmp_path / "cv").stat().st_mode & 0o77 == 0
+    listed = cli_here("train", tmp_path / "cv.yaml", "--folds", "all", "--run", tmp_path / "new", "--dry-run")
+    assert [f"fold-{n}" in listed.out for n in (1, 2, 3)] == [True, True, False]
+    assert not (tmp_path / "new").exists()
