@@ -213,7 +213,7 @@ def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: float)
     except ChildFailedError as error:
         if received:
             raise StoppedEarly(
-                f"stopped by {received[0].name}; no rank could save its state", fix="start the same command again"
+                f"stopped by {received[0].name}; nothing new was saved", fix="start the same command again"
             ) from None
         return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
     finally:

@@ -55,7 +55,8 @@ def test_patches_for_tiny_volumes_can_be_trained_by_the_default_model(tmp_path: 
     assert content["patches"] == {"size": [16, 32, 16]}
     options = make_config(content, name="guess", base=Path()).model
     assert isinstance(options, UNetOptions)
-    build_unet(options, 1, 2).train()(torch.zeros(1, 1, *content["patches"]["size"]))
+    patch = content["patches"]["size"]
+    build_unet(options, 1, 2, patch).train()(torch.zeros(1, 1, *patch))
 
 
 def test_patches_fill_the_median_volume(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_other_data_is_prepared_as_the_runs_own(run: Path, dataset: Path, tmp_pa
     done = cli_here("evaluate", run, "--data", tmp_path / "Dataset001_New", "--json")
     assert done.code == 0, done.err
     assert (done.json["data"], "split" in done.json) == ("Dataset001_New", False)
-    found = scores(run / "evaluations" / "data")
+    found = scores(run / "evaluations" / "Dataset001_New")
     assert {f"new{case}": score for case, score in scores(run).items()} == found
 
 

@@ -83,7 +83,7 @@ def test_a_signal_during_the_start_is_no_failure(
         job.terminate()
         _, err = job.communicate(timeout=30)
     assert job.returncode == 75, err
-    assert "error: stopped by SIGTERM before the first step" in err
+    assert "error: stopped by SIGTERM" in err
     assert "death signal" not in err
     assert not (run / "metrics.json").exists()
 
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer(
     config = write_config(optimizer={"name": "sgd", "lr": 1e18, "momentum": 0.0, "nesterov": False}, train__epochs=20)
     done = cli_here("train", config, "--run", run, "--devices", 1)
     assert done.code == 1
-    assert re.search(r"error: .*the loss is (nan|inf) at step \d+, with cases \S+", done.err)
+    assert re.search(r"error: .*the (loss|norm of the gradient) is (nan|inf) at step \d+, with cases \S+", done.err)
     assert json.loads((run / "metrics.json").read_text())["state"] == "failed"
     assert read_events(run / "events.jsonl")[-1]["event"] == "error"
 
