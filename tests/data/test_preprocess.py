@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,39 @@ def test_zscore_over_all_voxels(image: NDArray[np.float32]) -> None:
     for channel, scaled in zip(image, normalise(image, Intensity(zscore="all")), strict=True):
         values = channel.astype(np.float64)
         assert np.allclose(scaled, (values - values.mean()) / (values.std() or 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("zscore", ["nonzero", "all"])
+@pytest.mark.parametrize("zeros", [0.0, 0.4, 0.999])
+def test_zscore_by_blocks_is_that_of_the_whole_to_the_last_bit(zscore: Any, zeros: float) -> None:
+    """Stores keep their key, so what is in them must not change."""
+    rng = np.random.default_rng(0)
+    image = np.rint(rng.normal(300, 250, (2, 90, 110, 101))).astype(np.float32)
+    image[rng.random(image.shape) < zeros] = 0
+    turned = np.flip(image.transpose(0, 3, 1, 2), 2)
+    for channel, scaled in zip(turned, normalise(turned, Intensity(zscore=zscore)), strict=True):
+        inside = channel != 0 if zscore == "nonzero" else np.ones(channel.shape, bool)
+        values = channel[inside].astype(np.float64)
+        expected = np.where(inside, (channel.astype(np.float64) - values.mean()) / values.std(), 0)
+        assert np.array_equal(scaled, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("intensity", "bytes_per_voxel"),
+    [
+        (Intensity(zscore="nonzero"), 4),
+        (Intensity(zscore="all"), 4),
+        (Intensity(window=(-100, 300)), 4),
+        (Intensity(percentiles=(0.5, 99.5)), 8),
+    ],
+)
+def test_no_volume_in_double_precision_is_made(intensity: Intensity, bytes_per_voxel: int) -> None:
+    image = np.random.default_rng(0).normal(100, 50, (1, 160, 160, 150)).astype(np.float32)
+    tracemalloc.start()
+    normalise(image, intensity)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (bytes_per_voxel + 0.5) * image.size + 2**23
 
 
 @MANY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 from pathlib import Path
 from typing import Any
@@ -126,4 +127,27 @@ def test_a_volume_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_image_has_no_grid(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in.nii.gz").write_bytes(content)
     with pytest.raises(ValueError, match="."):
+        read_grid(case_of(tmp_path / "in.nii.gz"))
+
+
+@settings(FILES, max_examples=150)
+@given(st.data())
+def test_a_damaged_file_has_a_grid_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever bytes are flipped: never an error of another kind, which would stop the images after it too."""
+    path = tmp_path / data.draw(st.sampled_from(["in.nii", "in.nii.gz"]))
+    nib.save(nib.Nifti1Image(np.arange(210, dtype=np.int16).reshape(5, 6, 7), np.diag([1, 2, 3, 1])), path)
+    content = bytearray(path.read_bytes())
+    for place in data.draw(st.lists(st.integers(0, min(len(content), 360) - 1), min_size=1, max_size=8)):
+        content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(ValueError):
+        shape = read_grid(case_of(path)).get_data_shape()
+        assert len(shape) == 3
+        assert min(shape) > 0
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 6), (5, 6, 7, 2, 2)])
+def test_what_is_no_volume_is_named_by_its_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    nib.save(nib.Nifti1Image(np.zeros(shape, np.int16), np.eye(4)), tmp_path / "in.nii.gz")
+    with pytest.raises(ValueError, match="expected three dimensions"):
         read_grid(case_of(tmp_path / "in.nii.gz"))

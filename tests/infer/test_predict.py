@@ -199,14 +199,21 @@ def test_one_unreadable_file_does_not_lose_the_others(trained: Trained, cli_here
     shutil.copytree(trained.images, images)
     (images / "damaged.nii.gz").write_bytes((images / "img0.nii.gz").read_bytes()[:-40])
     (images / "text.nii.gz").write_text("no image")
+    for name in ("aaa", "img1x", "zzz"):  # first, in the middle and last
+        content = bytearray((images / "img0.nii.gz").read_bytes())
+        content[12:60] = bytes(value ^ 0xA5 for value in content[12:60])
+        (images / f"{name}-flipped.nii.gz").write_bytes(content)
+        nib.save(nib.Nifti1Image(np.zeros((9, 8), np.float32), np.eye(4)), images / f"{name}-flat.nii.gz")
     whole = nib.load(images / "img0.nii.gz")
     nib.save(nib.Nifti1Image(np.stack([whole.dataobj] * 2, axis=3), whole.affine), images / "double.nii.gz")
     given = [trained.run("one"), images, tmp_path / "gone.nii.gz", "--out", out]
     done = cli_here("predict", *given)
     assert done.code == 3
     assert sorted(outputs_in(out)) == [f"{name}.nii.gz" for name in NAMES]
-    assert "4 of 7 images could not be predicted" in done.err
-    assert all(f"case {name}: " in done.err for name in ("damaged", "text", "double", "gone"))
+    assert "10 of 13 images could not be predicted; the others are written" in done.err
+    bad = [f"{name}-{fault}" for name in ("aaa", "img1x", "zzz") for fault in ("flipped", "flat")]
+    assert all(f"case {name}: " in done.err for name in ("damaged", "text", "double", "gone", *bad))
+    assert done.err.count("found shape (9, 8), expected three dimensions") == 3
     assert "found 2 channels, expected the 1" in done.err
     assert "Traceback" not in done.err
     assert str(tmp_path) not in done.err
@@ -228,7 +235,7 @@ def test_what_is_done_is_not_done_again(trained: Trained, cli_here: Cli, tmp_pat
     first = outputs_in(out)
     when = (out / "img1.nii.gz").stat().st_mtime_ns
     (out / "img0.nii.gz").unlink()
-    (out / ".img9.nii.gz.0000.tmp").write_text("left by a killed command")
+    (out / ".img9.nii.gz.0123abcd.tmp").write_text("left by a killed command")
     assert predict() == (0, {"out": str(out), "written": ["img0.nii.gz"], "skipped": ["img1.nii.gz", "img2.nii.gz"]})
     assert outputs_in(out) == first
     assert (out / "img1.nii.gz").stat().st_mtime_ns == when

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from voxscale.config.schema import Data
 from voxscale.config.training import DiceCEOptions
 from voxscale.data.cases import Case
-from voxscale.errors import ConfigError
+from voxscale.errors import ConfigError, InfrastructureError
+from voxscale.files import read_json
 from voxscale.infer.ensemble import Ensemble, Member
 from voxscale.infer.outputs import Making, Outputs
 from voxscale.infer.predict import Predictor, predict_cases, predict_codes, predict_probabilities
@@ -169,13 +171,129 @@ def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
             )
 
 
-def test_a_full_disk_is_an_error_and_no_crash(tmp_path: Path, small_disk: Path) -> None:
-    save_ball(tmp_path / "in" / "a.nii.gz", (40, 40, 40), (1.0, 1.0, 1.0))
-    case = case_of(tmp_path / "in" / "a.nii.gz")
+def test_a_full_disk_is_an_error_that_says_what_is_missing(tmp_path: Path, small_disk: Path) -> None:
+    for name, edge in (("a", 12), ("b", 40), ("c", 12)):
+        save_ball(tmp_path / "in" / f"{name}.nii.gz", (edge, edge, edge), (1.0, 1.0, 1.0))
+    cases = [case_of(tmp_path / "in" / f"{name}.nii.gz") for name in ("a", "b", "c")]
     outputs = Outputs(small_disk / "out", Making("probabilities", [], {}), False)
-    with pytest.raises(OSError, match="No space left"):
-        predict_cases(make_predictor(brighter), [case], outputs)
-    assert outputs_in(small_disk / "out") == {}
+    with pytest.raises(InfrastructureError) as refused:
+        predict_cases(make_predictor(brighter), cases, outputs)
+    assert f"case b: {outputs.path(cases[1])}: no room: found 0." in refused.value.message
+    assert "expected up to 1.0 MB" in refused.value.message  # 40³ voxels, 2 channels of 4 bytes, twice
+    assert list(outputs_in(small_disk / "out")) == ["a_probabilities.nii.gz"], "what is written stays"
+    assert sorted(path.name for path in (small_disk / "out").glob(".*")) == []
+
+
+class Failing:
+    """Fails at the second image with what torch says when the machine has no memory, or with something else."""
+
+    def __init__(self, failure: Callable[[], object]) -> None:
+        self.images = 0
+        self.failure = failure
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        self.images += 1
+        if self.images == 2:
+            self.failure()
+        return brighter(image)
+
+
+def many_bytes() -> object:
+    return torch.empty(2**60, dtype=torch.uint8)
+
+
+def wrong_shapes() -> object:
+    return torch.zeros(2) + torch.zeros(3)
+
+
+def three_cases(folder: Path) -> list[Case]:
+    for name in ("a", "b", "c"):
+        save_ball(folder / f"{name}.nii.gz", (8, 8, 8), (1.0, 1.0, 1.0))
+    return [case_of(folder / f"{name}.nii.gz") for name in ("a", "b", "c")]
+
+
+def test_an_image_without_memory_for_it_does_not_lose_the_others(tmp_path: Path) -> None:
+    cases, outputs = three_cases(tmp_path / "in"), Outputs(tmp_path / "out", Making("labels", [], {}), False)
+    outcome = predict_cases(make_predictor(Failing(many_bytes)), cases, outputs)
+    assert [path.name for path in outcome.written] == ["a.nii.gz", "c.nii.gz"]
+    assert outcome.error is not None
+    assert "case b: does not fit into memory" in outcome.error.message
+    with pytest.raises(RuntimeError, match="size of tensor"):  # a fault of the network is none of the image
+        predict_cases(make_predictor(Failing(wrong_shapes)), cases, Outputs(tmp_path / "o", outputs.making, False))
+
+
+def test_an_output_that_cannot_be_written_does_not_lose_the_others(tmp_path: Path) -> None:
+    cases, outputs = three_cases(tmp_path / "in"), Outputs(tmp_path / "out", Making("labels", [], {}), True)
+    (tmp_path / "out" / "b.nii.gz").mkdir(parents=True)
+    outcome = predict_cases(make_predictor(brighter), cases, outputs)
+    assert [path.name for path in outcome.written] == ["a.nii.gz", "c.nii.gz"]
+    assert outcome.error is not None
+    assert "case b: b.nii.gz: Is a directory" in outcome.error.message
+    assert list(read_json(tmp_path / "out" / "predictions.json")["outputs"]) == ["a.nii.gz", "c.nii.gz"]
+
+
+@pytest.mark.parametrize("kind", ["labels", "probabilities"])
+def test_a_name_too_long_for_an_output_does_not_lose_the_others(tmp_path: Path, kind: Any) -> None:
+    cases = three_cases(tmp_path / "in")
+    longest = 241 if kind == "labels" else 227  # 255 without the dots, number and endings of a temporary file
+    longest -= len(".nii.gz")
+    for length in (longest, longest + 1):
+        (tmp_path / "in" / f"{'n' * length}.nii.gz").write_bytes(cases[0].images[0].read_bytes())
+    cases[1:1] = [case_of(tmp_path / "in" / f"{'n' * length}.nii.gz") for length in (longest, longest + 1)]
+    outcome = predict_cases(make_predictor(brighter), cases, Outputs(tmp_path / "out", Making(kind, [], {}), False))
+    assert len(outcome.written) == 4
+    assert outcome.error is not None
+    assert f"case {'n' * (longest + 1)}: found an output name of 242 bytes, expected 241 or less" in str(outcome.error)
+
+
+def test_only_what_predict_left_is_taken_away(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mine = [".notes.tmp", ".a.nii.gz.tmp", ".a.nii.gz.0123456.tmp", ".a.json.01234567.tmp", "a.nii.gz.01234567.tmp"]
+    left = [".a.nii.gz.01234567.tmp", ".predictions.json.89abcdef.tmp", ".b_masks.json.00000000.tmp"]
+    folders = [".cache.tmp", ".b.nii.gz.01234567.tmp"]
+    for name in folders:
+        (out / name).mkdir(parents=True)
+    for name in (*mine, *left):
+        (out / name).write_text("")
+    (out / ".c.nii.gz.01234567.tmp").symlink_to(tmp_path)
+    with Outputs(out, Making("labels", [], {}), False).opened([]):
+        assert {path.name for path in out.iterdir()} == {*mine, *folders, ".c.nii.gz.01234567.tmp", ".lock"}
+    assert not (out / ".lock").exists()
+
+
+def test_no_output_takes_the_place_of_another_image(tmp_path: Path) -> None:
+    save_ball(tmp_path / "in" / "a.nii", (8, 8, 8), (1.0, 1.0, 1.0))
+    save_ball(tmp_path / "out" / "a.nii.gz", (8, 8, 8), (1.0, 1.0, 1.0))
+    first, other = case_of(tmp_path / "in" / "a.nii"), replace(case_of(tmp_path / "out" / "a.nii.gz"), id="b")
+    before = outputs_in(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"case a: its output would replace the image a\.nii\.gz"):
+        predict_cases(
+            make_predictor(brighter), [first, other], Outputs(tmp_path / "out", Making("labels", [], {}), True)
+        )
+    assert outputs_in(tmp_path / "out") == before
+
+
+def test_a_pipe_in_the_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
+    cases = three_cases(tmp_path / "in")
+    cases[1].images[0].unlink()
+    os.mkfifo(cases[1].images[0])
+    outputs = Outputs(tmp_path / "out", Making("labels", [], {}), False)
+    outcome = predict_cases(make_predictor(brighter), cases, outputs)
+    assert [failure.message for failure in outcome.failures] == ["case b: b.nii.gz: no regular file"]
+    assert len(outcome.written) == 2
+
+
+def test_what_is_said_fits_the_number(tmp_path: Path) -> None:
+    cases = three_cases(tmp_path / "in")
+    (tmp_path / "in" / "a.nii.gz").write_text("no image")
+    predictor = replace(make_predictor(brighter), channels=2)
+    alone = predict_cases(predictor, cases[:1], Outputs(tmp_path / "out", Making("labels", [], {}), False))
+    assert alone.error is not None
+    assert alone.error.message.splitlines()[0] == "1 of 1 image could not be predicted"
+    all_of_them = predict_cases(predictor, cases, Outputs(tmp_path / "out", Making("labels", [], {}), False))
+    assert all_of_them.error is not None
+    assert all_of_them.error.message.splitlines()[0] == "3 of 3 images could not be predicted"
+    assert "found 1 channel, expected the 2 that" in all_of_them.error.message
 
 
 def test_two_commands_do_not_write_into_one_folder(tmp_path: Path, run_python: Callable[..., Any]) -> None:

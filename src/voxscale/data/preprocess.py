@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from voxscale.config.schema import Data, Intensity
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.volumes import Floats, Labels, RawCase
+
+Doubles = NDArray[np.float64]
+
+_BLOCK = 1 << 18  # voxels
 
 
 @dataclass(frozen=True)
@@ -27,25 +33,63 @@ def preprocess(raw: RawCase, data: Data) -> PreparedCase:
 
 
 def normalise(image_cxyz: Floats, intensity: Intensity) -> Floats:
-    """Bring each channel to one scale."""
-    return np.stack([_normalise_channel(channel, intensity) for channel in image_cxyz])
+    """Bring each channel to one scale. Besides the result it needs memory for a block, or a channel for percentiles."""
+    scaled_cxyz = np.array(image_cxyz, np.float32, order="C")
+    for channel in scaled_cxyz:
+        _normalise_channel(channel.reshape(-1), intensity)
+    return scaled_cxyz
 
 
-def _normalise_channel(channel: Floats, intensity: Intensity) -> Floats:
+def _normalise_channel(voxels: Floats, intensity: Intensity) -> None:
     if intensity.window is not None:
-        return _rescale(channel, *intensity.window)
-    if intensity.percentiles is not None:
-        low, high = np.percentile(channel, intensity.percentiles)
-        return _rescale(channel, float(low), float(high))
-    if intensity.zscore is None:
-        return channel
-    mask = channel != 0 if intensity.zscore == "nonzero" else np.ones(channel.shape, dtype=bool)
-    if not mask.any():
-        return channel
-    values = channel[mask].astype(np.float64)
-    deviation = values.std() or 1.0
-    return np.where(mask, (channel - values.mean()) / deviation, 0).astype(np.float32)
+        _rescale(voxels, *intensity.window)
+    elif intensity.percentiles is not None:
+        low, high = np.percentile(voxels, intensity.percentiles)
+        _rescale(voxels, float(low), float(high))
+    elif intensity.zscore is not None:
+        _standardise(voxels, all_voxels=intensity.zscore == "all")
 
 
-def _rescale(channel: Floats, low: float, high: float) -> Floats:
-    return np.asarray(np.clip((channel - low) / max(high - low, 1e-8), 0, 1), dtype=np.float32)
+def _rescale(voxels: Floats, low: float, high: float) -> None:
+    voxels -= low
+    voxels /= max(high - low, 1e-8)
+    np.clip(voxels, 0, 1, out=voxels)
+
+
+def _standardise(voxels: Floats, *, all_voxels: bool) -> None:
+    """In double precision, block by block: the whole channel in it would be twice its own size."""
+    count = len(voxels) if all_voxels else int(np.count_nonzero(voxels))
+    if not count:
+        return
+    mean = _sum_of(_Counted(voxels, all_voxels), count, lambda block: block) / count
+    variance = _sum_of(_Counted(voxels, all_voxels), count, lambda block: (block - mean) ** 2) / count
+    deviation = np.sqrt(variance) or 1.0
+    for first in range(0, len(voxels), _BLOCK):
+        block = voxels[first : first + _BLOCK]
+        scaled = (block.astype(np.float64) - mean) / deviation
+        block[...] = scaled if all_voxels else np.where(block != 0, scaled, 0)
+
+
+class _Counted:
+    """The voxels that count, from first to last, as many at a time as are asked for."""
+
+    def __init__(self, voxels: Floats, all_voxels: bool) -> None:
+        blocks = (voxels[first : first + _BLOCK] for first in range(0, len(voxels), _BLOCK))
+        self._blocks = blocks if all_voxels else (block[block != 0] for block in blocks)
+        self._left = voxels[:0]
+
+    def take(self, count: int) -> Doubles:
+        parts = [self._left]
+        while sum(map(len, parts)) < count:
+            parts.append(next(self._blocks))
+        joined = np.concatenate(parts)
+        self._left = joined[count:]
+        return joined[:count].astype(np.float64)
+
+
+def _sum_of(counted: _Counted, count: int, of: Callable[[Doubles], Doubles]) -> np.float64:
+    """The sum over the next voxels, halved as numpy halves a long array: the same to the last bit, so stores stay."""
+    if count <= _BLOCK:
+        return np.float64(of(counted.take(count)).sum())
+    half = count // 2 - count // 2 % 8
+    return _sum_of(counted, half, of) + _sum_of(counted, count - half, of)

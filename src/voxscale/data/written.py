@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from nibabel.wrapstruct import WrapStructError
 from numpy.typing import DTypeLike, NDArray
 
 from voxscale.data.cases import Case
+from voxscale.data.formats.sources import what_is_at
 from voxscale.data.geometry import Shape
 
 Header = Any  # nibabel's Nifti1Header or Nifti2Header
@@ -40,10 +42,9 @@ def read_grid(case: Case) -> Header:
         header.set_sform(np.eye(4), code="scanner")
         header.set_qform(np.eye(4), code="scanner")
         return header
-    own = _read_header(case.images[0])
-    x, y, z = own.get_data_shape()[:3]
+    own, shape = _read_header(case.images[0])
     grid = type(own)()
-    grid.set_data_shape((x, y, z))
+    grid.set_data_shape(shape)
     for name in _PLACE:
         grid[name] = own[name]
     grid["pixdim"][:4] = own["pixdim"][:4]
@@ -80,8 +81,10 @@ def _write_voxels(stream: BinaryIO | gzip.GzipFile, volume: NDArray[Any], dtype:
         stream.write(np.ascontiguousarray(volume[:, :, first : first + planes].T, dtype).data)
 
 
-def _read_header(path: Path) -> Header:
+def _read_header(path: Path) -> tuple[Header, Shape]:
     try:
+        if (strange := what_is_at(path)) is not None:  # a pipe would never end
+            raise ValueError(strange)
         with path.open("rb") as file:
             stream: Any = gzip.GzipFile(fileobj=file) if path.name.lower().endswith(".gz") else file
             start = stream.read(nib.Nifti2Header.sizeof_hdr)
@@ -89,11 +92,14 @@ def _read_header(path: Path) -> Header:
         kind = nib.Nifti2Header if nib.Nifti2Header.sizeof_hdr in sizes else nib.Nifti1Header
         header = kind(start[: kind.sizeof_hdr], check=False)
         header.check_fix(logger=_UNHEARD)
+        shape = tuple(int(edge) for edge in header.get_data_shape())
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
-    except (EOFError, ValueError, HeaderDataError, WrapStructError) as error:
+    except (EOFError, ValueError, ArithmeticError, zlib.error, HeaderDataError, WrapStructError) as error:
         raise ValueError(str(error)) from error
-    return header
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise ValueError(f"found shape {shape}, expected three dimensions, or four with channels last")
+    return header, (shape[0], shape[1], shape[2])
 
 
 def _to_nifti2(grid: Header) -> Header:

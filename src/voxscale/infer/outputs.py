@@ -6,15 +6,17 @@ from the very same things is not made again; an output that it does not explain 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from voxscale.data.cases import Case
-from voxscale.errors import ConfigError, DataError, InfrastructureError
-from voxscale.files import locked, publish, read_json, remove_temporaries, sha256_of, write_json
+from voxscale.errors import ConfigError, DataError, InfrastructureError, printable
+from voxscale.files import TEMPORARY_SUFFIX, locked, publish, read_json, sha256_of, write_json
 
 SCHEMA_VERSION = 1
 Kind = Literal["labels", "probabilities", "masks"]
@@ -22,6 +24,12 @@ Hashes = list[dict[str, str]]  # of a case's files: file, sha256
 
 _RECORD = "predictions.json"
 _SUFFIX: dict[Kind, str] = {"labels": "", "probabilities": "_probabilities", "masks": "_masks"}
+_LONGEST_NAME = 255 - len(f"..01234567{TEMPORARY_SUFFIX}")  # bytes of a name that `publish` can make temporary
+# What a killed command leaves of its own; other files may well be the user's.
+_LEFT_BEHIND = re.compile(
+    rf"\.({re.escape(_RECORD)}|.+_(probabilities|masks)\.json|.+\.nii\.gz)\.[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}",
+    flags=re.DOTALL,
+)
 _ANEW = "choose another --out, or --overwrite to make it anew"
 
 
@@ -59,22 +67,27 @@ class Outputs:
         return self.root / f"{case.id}{_SUFFIX[self.making.kind]}.json"
 
     @contextmanager
-    def opened(self, cases: Iterable[Case]) -> Iterator[None]:
+    def opened(self, cases: Sequence[Case]) -> Iterator[None]:
         """Own the folder for the length of the body; refuses at once what can be known to be in the way."""
         self._records = self._read_records()
         self._refuse_inputs(cases)
         self._refuse_others(cases)
         self.root.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.root / ".lock", wait=False))
-            except BlockingIOError:
-                raise InfrastructureError(
-                    f"--out {self.root}: another command writes into it", fix="wait for it, or choose another --out"
-                ) from None
-            remove_temporaries(self.root)
+        with _owned(self.root):
+            for left in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
+                if _LEFT_BEHIND.fullmatch(left.name) and left.is_file() and not left.is_symlink():
+                    left.unlink()
             self._records = self._read_records()
             yield
+
+    def check_name(self, case: Case) -> None:
+        """Refuse a case whose output could not be named after it."""
+        length = len(os.fsencode(self.path(case).name))
+        if length > _LONGEST_NAME:
+            raise DataError(
+                f"case {printable(case.id)}: found an output name of {length} bytes, expected {_LONGEST_NAME} or less",
+                fix="rename the image",
+            )
 
     def is_done(self, case: Case, hashes: Hashes) -> bool:
         """Whether the output is there and was made from these files; DataError: it was made otherwise."""
@@ -98,10 +111,12 @@ class Outputs:
         with publish(path) as temporary:
             yield temporary
             # Recorded before the name appears: a crash in between leaves a record without output, which is made anew.
-            self._records[path.name] = {"inputs": hashes, **self.making.as_json(), "sha256": sha256_of(temporary)}
-            write_json(self.root / _RECORD, {"schema": SCHEMA_VERSION, "outputs": dict(sorted(self._records.items()))})
+            record = {"inputs": hashes, **self.making.as_json(), "sha256": sha256_of(temporary)}
+            records = {**self._records, path.name: record}
+            write_json(self.root / _RECORD, {"schema": SCHEMA_VERSION, "outputs": dict(sorted(records.items()))})
             if channels:
                 write_json(self._beside(case), {"channels": list(channels)})
+        self._records = records
 
     def _read_records(self) -> dict[str, Any]:
         path = self.root / _RECORD
@@ -116,25 +131,26 @@ class Outputs:
             raise ConfigError(f"{path}: schema {version}, expected {SCHEMA_VERSION}", fix="choose another --out")
         return outputs
 
-    def _refuse_inputs(self, cases: Iterable[Case]) -> None:
-        """No output may take the place of an image, asked or not."""
+    def _refuse_inputs(self, cases: Sequence[Case]) -> None:
+        """No output may take the place of an image, its own or another's, asked or not."""
+        images = {path.resolve() for case in cases for path in case.images}
+        root = self.root.resolve()
         found = [
-            f"case {case.id}: its output would replace the image {path.name}"
+            f"case {printable(case.id)}: its output would replace the image {printable(self.path(case).name)}"
             for case in cases
-            for path in case.images
-            if path.resolve() == self.path(case).resolve()
+            if {root / self.path(case).name, self.path(case).resolve()} & images
         ]
         if found:
             raise ConfigError.from_findings(found, fix="choose an --out that is not the folder of the images")
 
-    def _refuse_others(self, cases: Iterable[Case]) -> None:
+    def _refuse_others(self, cases: Sequence[Case]) -> None:
         if self.overwrite:
             return
         found = []
         for case in cases:
             record = self._records.get(self.path(case).name)
             paths = [self.path(case), *([self._beside(case)] if self.making.kind != "labels" else [])]
-            there = next((path for path in paths if path.exists()), None)
+            there = next((path for path in paths if os.path.lexists(path)), None)
             if there is not None and (why := self._difference(record)):
                 found.append(f"{there}: exists, {why}")
         if found:
@@ -156,3 +172,35 @@ class Outputs:
 
 def _names(runs: Any) -> str:
     return ", ".join(f"{run['run']} {run['checkpoint']}" for run in runs) if isinstance(runs, list) else "unknown"
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Keep other commands out of the folder; the lock's file goes with its owner."""
+    path = folder / ".lock"
+    with _lock(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> ExitStack:
+    """Who has locked a file that is gone meanwhile keeps nobody out, and begins again."""
+    while True:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(locked(path, wait=False))
+            except BlockingIOError:
+                raise InfrastructureError(
+                    f"--out {path.parent}: another command writes into it", fix="wait for it, or choose another --out"
+                ) from None
+            if _is_at(path, file):
+                return stack.pop_all()
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

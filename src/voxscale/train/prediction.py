@@ -45,7 +45,9 @@ def predict_paths(
     runs, files = part_paths(paths)
     torch.set_num_threads(threads)
     predictor, making = load_predictor(runs, choice, choose_device(World()))
-    cases, findings = find_inputs(files, predictor.data, store_root(predictor.data, environ))
+    cases, findings = find_inputs(
+        files, predictor.data, store_root(predictor.data, environ), channels=predictor.channels
+    )
     outputs = Outputs(out, making, overwrite)
     outcome = predict_cases(predictor, cases, outputs, show_progress=True)
     amiss = [DataError(str(finding), fix=finding.fix) for finding in findings]
