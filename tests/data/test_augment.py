@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -50,10 +49,10 @@ def make_source(shape: tuple[int, ...], seed: int = 0, channels: int = 2) -> tup
 
 
 def placed(
-    drawn: Drawn, image: Any, label: torch.Tensor, origin: tuple[int, int, int] = (0, 0, 0)
+    drawn: Drawn, image: torch.Tensor, label: torch.Tensor, origin: tuple[int, int, int] = (0, 0, 0)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The row, which held something else before."""
-    row = torch.full((2, *SIZE), 77.0), torch.full(SIZE, 77, dtype=torch.uint8)
+    row = torch.full((len(image), *SIZE), 77.0), torch.full(SIZE, 77, dtype=torch.uint8)
     place(drawn, image, label, origin=origin, out_image=row[0], out_label=row[1], scratch=Scratch())
     return row
 
@@ -203,36 +202,16 @@ def test_drawing_is_pure_and_takes_a_constant_count() -> None:
 
 @given(seeds)
 @settings(max_examples=15, deadline=None)
-def test_what_a_scratch_held_before_does_not_show(seed: int) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(seed: int) -> None:
+    drawn = [draw(EVERYTHING, np.random.default_rng(seed + row), channels=2) for row in range(3)]
+    batch = torch.stack([make_source(SIZE, row)[0].float() for row in range(3)])
+    rows = [batch[row : row + 1].clone() for row in range(3)]
     used = Scratch()
+    adjust(batch, drawn, scratch=used)
+    adjust(batch.clone(), drawn[::-1], scratch=used)  # what a scratch held before does not show
     for row in range(3):
-        steps = draw(EVERYTHING, np.random.default_rng(seed + row), channels=2).intensity
-        image = make_source(SIZE, row)[0].float()
-        again = image.clone()
-        adjust(image, steps, scratch=used)
-        adjust(again, steps, scratch=Scratch())
-        assert torch.equal(image, again)
-
-
-@given(seeds, st.tuples(cuts, cuts, cuts), st.integers(1, 7))
-@settings(max_examples=40, deadline=None)
-def test_scaling_on_the_way_is_scaling_afterwards(seed: int, missing: tuple[Any, Any, Any], depth: int) -> None:
-    """Also where the image comes in pieces, and around it where it is smaller than the patch."""
-    transforms = [Scale(p=0.7), Shift(p=0.7), Flip(), Rotate90(), Contrast(p=0.5)]
-    drawn = draw(transforms, np.random.default_rng(seed), channels=2)
-    ends = [(min(low, n - 1), max(min(low, n - 1) + 1, n - high)) for (low, high), n in zip(missing, SIZE, strict=True)]
-    box: Any = tuple(slice(low, high) for low, high in ends)
-    image, label = (whole[(..., *box)] for whole in make_source(SIZE, seed))
-    pieces = [
-        (channel, at, image[channel, at : at + depth]) for channel in range(2) for at in range(0, image.shape[1], depth)
-    ]
-    x, y, z = (low for low, _ in ends)
-    later, kept = placed(replace(drawn, intensity=()), image, label, (x, y, z))
-    adjust(later, drawn.intensity, scratch=Scratch())
-    for source in (image, pieces):
-        now, label_now = placed(drawn, source, label, (x, y, z))
-        assert torch.equal(now, later)
-        assert torch.equal(label_now, kept)
+        adjust(rows[row], drawn[row : row + 1], scratch=Scratch() if row else used)
+        assert torch.equal(rows[row][0], batch[row])
 
 
 def test_probabilities_are_kept() -> None:
@@ -281,9 +260,9 @@ def test_scales_and_shifts_become_one_pass() -> None:
     offset, factor, last = (2 * rng.random(2)[1] - 1 for _ in range(3))
     assert merged.offset == pytest.approx(0.1 * offset * (1 + 0.1 * factor) + 0.1 * last)
     image = make_source(SIZE)[0].float()
-    changed = image.clone()
-    adjust(changed, (Linear(1.1, -0.05),), scratch=Scratch())
-    assert torch.allclose(changed, image * 1.1 - 0.05, atol=1e-6)
+    batch = image[None].clone()
+    adjust(batch, [Drawn(None, (), (), (Linear(1.1, -0.05),))], scratch=Scratch())
+    assert torch.allclose(batch[0], image * 1.1 - 0.05, atol=1e-6)
 
 
 def test_presets() -> None:

@@ -29,10 +29,10 @@ def adjusted(transform: Section, seed: int) -> tuple[Any, np.ndarray[Any, Any], 
     """What was drawn, the image before and after."""
     before = make_image(seed)
     drawn = draw([transform], np.random.default_rng(seed), channels=3)
-    after = before.clone()
-    adjust(after, drawn.intensity, scratch=Scratch())
+    after = before[None].clone()
+    adjust(after, [drawn], scratch=Scratch())
     (step,) = drawn.intensity
-    return step, before.numpy().astype(float), after.numpy()
+    return step, before.numpy().astype(float), after[0].numpy()
 
 
 @given(seeds)
@@ -77,9 +77,8 @@ def test_gamma_bends_and_keeps_the_moments(seed: int, invert: bool) -> None:
 
 @pytest.mark.parametrize("invert", [False, True])
 def test_gamma_leaves_a_constant_alone(invert: bool) -> None:
-    image = torch.full((1, 4, 4, 4), 3.0)
-    steps = draw([Gamma(p=1, invert=invert)], np.random.default_rng(0), channels=1).intensity
-    adjust(image, steps, scratch=Scratch())
+    image = torch.full((1, 1, 4, 4, 4), 3.0)
+    adjust(image, [draw([Gamma(p=1, invert=invert)], np.random.default_rng(0), channels=1)], scratch=Scratch())
     assert (image == 3).all()
 
 

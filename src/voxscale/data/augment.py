@@ -1,7 +1,7 @@
 """Augmentation on the device: parameters are drawn first, from the sample's own random numbers, then applied.
 
 `draw` says what will happen; `source_region` which voxels that needs; `place` moves them into the batch, converted,
-interpolated, flipped, turned, with their intensities changed.
+interpolated, flipped and turned; `adjust` changes intensities there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,9 +44,7 @@ __all__ = ["Drawn", "Scratch", "adjust", "draw", "place", "source_region"]
 Triple = tuple[int, int, int]
 Turn = tuple[int, tuple[int, int]]
 Box = tuple[EllipsisType | slice, ...]
-Piece = tuple[int, int, Tensor]  # channel, first plane, voxels: a part of an image on the host
 
-_PLANES = 4  # converted and scaled at a time, while they are in the processor's cache
 _SLACK = 1e-3  # voxels; coordinates are computed in single precision
 
 
@@ -143,7 +140,7 @@ def source_region(drawn: Drawn, start: Triple, size: Triple) -> tuple[Triple, Tr
 @torch.no_grad()
 def place(
     drawn: Drawn,
-    image: Tensor | Iterable[Piece],
+    image: Tensor | Iterable[Tensor],
     label: Tensor,
     *,
     origin: Triple,
@@ -155,33 +152,32 @@ def place(
 
     The source may be less than `source_region` asked for: `origin` is where its first voxel lies in that region, and
     what is outside is zero. Every voxel of the row is written. Where nothing is interpolated, an image on the host may
-    come in pieces.
+    come as its channels, one by one.
     """
     size = _triple(out_label.shape)
     first, region = source_region(drawn, (0, 0, 0), size)
     if any(o < 0 or o + n > whole for o, n, whole in zip(origin, label.shape, region, strict=True)):
         raise ValueError(f"a source of {tuple(label.shape)} at {origin} leaves its region of {region}")
-    steps = drawn.intensity
     if label.device.type == "cpu" and drawn.matrix is None:
-        first_step, steps = _leading_linear(steps)
-        _copy_on_host(drawn, image, label, _box(origin, label.shape), first_step, out_image, out_label, scratch)
-    elif not isinstance(image, Tensor):
-        raise TypeError("only a copy on the host takes pieces")
-    elif drawn.matrix is not None:
+        _copy_on_host(drawn, image, label, _box(origin, label.shape), out_image, out_label, scratch)
+        return
+    if not isinstance(image, Tensor):
+        raise TypeError("only a copy on the host takes channels one by one")
+    if drawn.matrix is not None:
         matrix = drawn.matrix @ _permutation(drawn)
         centre = (np.array(size) - 1) / 2 - first - origin
         resample(image, label, matrix, centre, out_image=out_image, out_label=out_label, scratch=scratch)
     else:
         copy_on_device(drawn, image, origin, out_image)
         copy_on_device(drawn, label, origin, out_label)
-    adjust(out_image, steps, scratch=scratch)
 
 
 @torch.no_grad()
-def adjust(image: Tensor, steps: Iterable[Step], *, scratch: Scratch) -> None:
-    """Change the intensities of a contiguous float32 image (c, x, y, z) in place."""
-    for step in steps:
-        _apply(step, image, scratch)
+def adjust(image: Tensor, drawn: Sequence[Drawn], *, scratch: Scratch) -> None:
+    """Change the intensities of a contiguous float32 batch (n, c, x, y, z) in place, one row per `Drawn`."""
+    for row, chosen in zip(image, drawn, strict=True):
+        for step in chosen.intensity:
+            _apply(step, row, scratch)
 
 
 def _triple(numbers: Iterable[float]) -> Triple:
@@ -285,46 +281,40 @@ def _box(origin: Triple, source: Sequence[int]) -> Box:
     return (..., *(slice(o, o + n) for o, n in zip(origin, source, strict=True)))
 
 
-def _leading_linear(steps: tuple[Step, ...]) -> tuple[Linear | None, tuple[Step, ...]]:
-    """The first step if it is linear, and those that remain."""
-    return (steps[0], steps[1:]) if steps and isinstance(steps[0], Linear) else (None, steps)
-
-
 def _copy_on_host(
     drawn: Drawn,
-    image: Tensor | Iterable[Piece],
+    channels: Iterable[Tensor],
     label: Tensor,
     box: Box,
-    scale: Linear | None,
     out_image: Tensor,
     out_label: Tensor,
     scratch: Scratch,
 ) -> None:
-    """A few planes at a time, through the cache: memory is written once.
-
-    Torch converts and scales, NumPy moves along negative strides: each does its part several times faster.
-    """
-    pieces = ((n, 0, channel) for n, channel in enumerate(image)) if isinstance(image, Tensor) else image
-    if label.shape != out_label.shape:
-        out_label.zero_()
-        out_image.fill_(scale.offset if scale is not None else 0.0)
-    np.copyto(_taken_back(drawn, out_label)[box], label.numpy())
-    targets = [_taken_back(drawn, out)[box] for out in out_image]
-    for channel, first, voxels in pieces:
-        for at in range(0, len(voxels), _PLANES):
-            planes = voxels[at : at + _PLANES]
-            ready = scratch.take("planes", planes.shape, out_image.dtype, planes.device).copy_(planes)
-            if scale is not None:
-                _apply(scale, ready, scratch)
-            np.copyto(targets[channel][first + at : first + at + len(planes)], ready.numpy())
+    """NumPy moves voxels along negative strides, torch converts them: each does its part several times faster."""
+    padded = label.shape != out_label.shape
+    stays = not (drawn.flips or drawn.turns)
+    _move(drawn, label, box, out_label, padded)
+    for channel, out in zip(channels, out_image, strict=True):
+        if stays:
+            if padded:
+                out.zero_()
+            out[box].copy_(channel)
+        elif channel.dtype == out.dtype:
+            _move(drawn, channel, box, out, padded)
+        else:
+            moved = scratch.take("moved", out.shape, channel.dtype, channel.device)
+            _move(drawn, channel, box, moved, padded)
+            out.copy_(moved)
 
 
-def _taken_back(drawn: Drawn, out: Tensor) -> NDArray[Any]:
-    """A view of (x, y, z) from which flips and turns have been taken back: what is copied there comes out changed."""
+def _move(drawn: Drawn, source: Tensor, box: Box, out: Tensor, padded: bool) -> None:
+    """Copy a (x, y, z) source into a view of `out` from which flips and turns have been taken back."""
+    if padded:
+        out.zero_()
     view = out.numpy()
     for count, plane in reversed(drawn.turns):
         view = np.rot90(view, -count, plane)
-    return np.flip(view, drawn.flips)
+    np.copyto(np.flip(view, drawn.flips)[box], source.numpy())
 
 
 def copy_on_device(drawn: Drawn, source: Tensor, origin: Triple, out: Tensor) -> None:

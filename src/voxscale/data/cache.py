@@ -1,7 +1,7 @@
 """Where patches are cut from: the store's files, memory that the node's ranks share, or the device's memory.
 
 What `read` returns may lie in `memory`, which the caller reuses, in shared memory or on the device: it is for reading,
-and only until the caller's next read. `read_pieces` may read the image in parts.
+and only until the caller's next read. `read_channels` may read the channels one after another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 import secrets
 import shutil
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -24,8 +23,7 @@ from voxscale.data.store import Box, Store
 from voxscale.errors import InfrastructureError
 
 Patch = tuple[torch.Tensor, torch.Tensor]  # (c, x, y, z) in the store's type, (x, y, z) uint8
-Piece = tuple[int, int, torch.Tensor]  # channel, first plane, voxels; good until the next piece is asked for
-Pieces = tuple[torch.Tensor | Iterable[Piece], torch.Tensor]
+Channels = tuple[Iterable[torch.Tensor], torch.Tensor]  # the same, each channel good until the next is asked for
 Held = Callable[[int], NDArray[np.int32]]  # epoch → the rows that the cache holds in it
 
 
@@ -46,7 +44,7 @@ class Memory:
 
 class Source(Protocol):
     def read(self, row: int, box: Box, epoch: int, memory: Memory) -> Patch: ...
-    def read_pieces(self, row: int, box: Box, epoch: int, memory: Memory) -> Pieces: ...
+    def read_channels(self, row: int, box: Box, epoch: int, memory: Memory) -> Channels: ...
     def close(self) -> None: ...
 
 
@@ -61,9 +59,10 @@ class FromStore:
         image = self._store.read_image(row, box, into=memory.of("image", nbytes))
         return torch.from_numpy(image), self._label(row, box, memory)
 
-    def read_pieces(self, row: int, box: Box, epoch: int, memory: Memory) -> Pieces:
-        pieces = self._store.read_pieces(row, box, partial(memory.of, "image"))
-        return ((n, at, torch.from_numpy(voxels)) for n, at, voxels in pieces), self._label(row, box, memory)
+    def read_channels(self, row: int, box: Box, epoch: int, memory: Memory) -> Channels:
+        nbytes = self._voxels(row, box) * int(self._store.dtype.itemsize)
+        channels = self._store.read_channels(row, box, into=memory.of("image", nbytes))
+        return map(torch.from_numpy, channels), self._label(row, box, memory)
 
     def close(self) -> None:
         return
@@ -102,7 +101,7 @@ class FromHost:
         label = content[split:].reshape(shape)[box]
         return torch.from_numpy(image), torch.from_numpy(label)
 
-    read_pieces = read
+    read_channels = read
 
     def close(self) -> None:
         self._folder.close()
@@ -171,7 +170,7 @@ class FromDevice:
         image, label = case
         return image[(slice(None), *box)], label[box]
 
-    read_pieces = read
+    read_channels = read
 
     def close(self) -> None:
         self._cases.clear()

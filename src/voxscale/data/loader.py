@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from voxscale.data.augment import Drawn, Scratch, draw, place, source_region
+from voxscale.data.augment import Drawn, Scratch, adjust, draw, place, source_region
 from voxscale.data.cache import Memory, Patch, Source
 from voxscale.data.geometry import Shape
 from voxscale.data.sampler import PatchSampler, Prepared, Sample
@@ -150,13 +150,14 @@ class PatchLoader:
         """Read and augment one sample into its row. Runs in a thread."""
         read, box, origin = self._plan(epoch, position)
         copied = read.drawn.matrix is None
-        image_source, label_source = (self.source.read_pieces if copied else self.source.read)(
+        image_source, label_source = (self.source.read_channels if copied else self.source.read)(
             read.sample.row, box, epoch, self._mine.memory
         )
         place(
             read.drawn, image_source, label_source, origin=origin,
             out_image=image, out_label=label, scratch=self._mine.scratch,
         )  # fmt: skip
+        adjust(image[None], [read.drawn], scratch=self._mine.scratch)
         return read
 
     def _read_to_slot(self, epoch: int, position: int) -> _Read:
@@ -212,6 +213,7 @@ class PatchLoader:
                     read.drawn, source_image, source_label, origin=read.origin,
                     out_image=image[row], out_label=label[row], scratch=self._mine.scratch,
                 )  # fmt: skip
+            adjust(image, [read.drawn for read in reads], scratch=self._mine.scratch)
             return (image, label), _recorded(stream)
 
     def _received(self, loading: _Loading) -> Patch:

@@ -122,7 +122,7 @@ class _OneCase:
         parts = (self.prepared.image_cxyz[(slice(None), *box)], self.label[box])
         return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
 
-    read_pieces = read
+    read_channels = read
 
     def close(self) -> None:
         return

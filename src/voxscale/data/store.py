@@ -14,10 +14,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +51,6 @@ _MOST_PARTLY = 4096
 
 Box = tuple[slice, slice, slice]
 Array = Literal["image", "label"]
-Piece = tuple[int, int, NDArray[Any]]  # channel, first plane, voxels
 _NUMBER: dict[Array, int] = {"image": 0, "label": 1}
 EVERYTHING: Box = (slice(None), slice(None), slice(None))
 
@@ -133,22 +131,19 @@ class Store:
         """The part of the image in `box`; in the memory of `into`, if given, which is reused from read to read."""
         return self._read(row, "image", (slice(0, self.channels), *box), self.dtype, into)
 
-    def read_pieces(self, row: int, box: Box, memory: Callable[[int], NDArray[np.uint8]]) -> Iterator[Piece]:
-        """The part of the image in `box`, a layer of compressed blocks at a time.
+    def read_channels(self, row: int, box: Box, *, into: NDArray[np.uint8]) -> Iterator[NDArray[Any]]:
+        """The part of the image in `box`, channel by channel.
 
-        `memory` gives so many bytes; each piece comes in that of the one before, which so stays in the processor's
-        cache.
+        Each comes in the memory of the one before, which so stays in the processor's cache.
         """
-        (_, (first, last), *ends) = self._ends(row, "image", (slice(None), *box))
+        (_, *ends) = self._ends(row, "image", (slice(None), *box))
+        out = _shaped(into, [high - low for low, high in ends], self.dtype)
         with self._naming(row, "image.b2nd"):
-            opened = self._checked(row, "image", [(0, self.channels), (first, last), *ends], self.dtype)
-            layers = _layers(first, last, opened.blocks[1])
-            area = int(np.prod([high - low for low, high in ends])) * int(self.dtype.itemsize)
-            into = memory(opened.blocks[1] * area)
-            for channel, (low, high) in product(range(self.channels), layers if area else ()):
-                out = _shaped(into, [high - low, *(end - start for start, end in ends)], self.dtype)
-                _fill(out[None], opened, [(channel, channel + 1), (low, high), *ends])
-                yield channel, low - first, out
+            opened = self._checked(row, "image", [(0, self.channels), *ends], self.dtype)
+            for channel in range(self.channels):
+                if out.size:
+                    _fill(out[None], opened, [(channel, channel + 1), *ends])
+                yield out
 
     def read_label(self, row: int, box: Box = EVERYTHING, *, into: NDArray[np.uint8] | None = None) -> Labels:
         return self._read(row, "label", box, np.dtype(np.uint8), into)
@@ -342,12 +337,6 @@ def _open_array(path: Path) -> Any:
 def _fill(out: NDArray[Any], opened: Any, ends: Sequence[tuple[int, int]]) -> None:
     """Decompress a box into `out`. The public indexing allocates memory anew at each read."""
     NDArrayBase.get_slice_numpy(opened, out, ([low for low, _ in ends], [high for _, high in ends]))
-
-
-def _layers(first: int, last: int, depth: int) -> list[tuple[int, int]]:
-    """`[first, last)` cut where layers of blocks end."""
-    cuts = [first, *range((first // depth + 1) * depth, last, depth), last]
-    return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
 def _chunks_of(opened: Any, ends: Sequence[tuple[int, int]]) -> NDArray[np.intp]:
