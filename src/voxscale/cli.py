@@ -81,11 +81,12 @@ def demo(
     """
     from voxscale.launch.demo import make_plain_demo, render_scores, score_demo, score_threshold, write_demo
     from voxscale.launch.start import train_here
+    from voxscale.report.listing import is_finished
 
     began = time.monotonic()
     out = (out or Path("runs") / (f"demo-{like}" if like else "demo")).resolve()
     config, root = write_demo(like, out, overrides or ()) if like else (make_plain_demo(out, overrides or ()), out)
-    opened = train_here(config, root, os.environ, devices=devices, fresh=_is_finished(root))
+    opened = train_here(config, root, os.environ, devices=devices, fresh=is_finished(root))
     scores = score_demo(opened) | ({} if like else {"threshold_dice": score_threshold(opened)})
     seconds = time.monotonic() - began
     answer(
@@ -402,11 +403,3 @@ def runs(
 
 def main() -> None:
     run_verb(app)
-
-
-def _is_finished(root: Path) -> bool:
-    from voxscale.report.listing import describe_run
-    from voxscale.runs import RunFolder
-
-    run = RunFolder(root)
-    return run.exists and describe_run(run).state in ("done", "failed")

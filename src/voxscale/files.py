@@ -179,3 +179,11 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file is still the one at this path: another may have taken it away."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
-from voxscale.files import hold, locked, remove
+from voxscale.files import hold, is_at, locked, remove
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, by its nature shared; the folders in it are 0700
 _IN_USE = "in-use"
@@ -68,16 +67,9 @@ def _alone(root: Path) -> Iterator[None]:
     path = root / f".voxscale-{os.getuid()}.lock"
     while True:
         with locked(path) as file:
-            if not _is_at(path, file):
+            if not is_at(path, file):
                 continue
             yield
             if not any(root.glob(f"{_prefix()}*")):
                 path.unlink()
             return
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

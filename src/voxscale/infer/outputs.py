@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from voxscale.data.cases import Case
 from voxscale.errors import ConfigError, DataError, InfrastructureError, printable
-from voxscale.files import TEMPORARY_SUFFIX, locked, publish, read_json, sha256_of, write_json
+from voxscale.files import TEMPORARY_SUFFIX, is_at, locked, publish, read_json, sha256_of, write_json
 
 SCHEMA_VERSION = 1
 Kind = Literal["labels", "probabilities", "masks"]
@@ -195,12 +195,5 @@ def _lock(path: Path) -> ExitStack:
                 raise InfrastructureError(
                     f"--out {path.parent}: another command writes into it", fix="wait for it, or choose another --out"
                 ) from None
-            if _is_at(path, file):
+            if is_at(path, file):
                 return stack.pop_all()
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

@@ -35,6 +35,12 @@ def list_runs(folder: Path) -> list[RunRow]:
     return sorted((_describe_safely(run) for run in _find(folder)), key=lambda row: row.age_s)
 
 
+def is_finished(root: Path) -> bool:
+    """Whether a run is there that has come to its end, good or bad."""
+    run = RunFolder(root)
+    return run.exists and describe_run(run).state in ("done", "failed")
+
+
 def _describe_safely(run: RunFolder) -> RunRow:
     """One run whose files are damaged does not hide the others."""
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +52,14 @@ class Compute:
     @property
     def _layout(self) -> torch.memory_format:
         return torch.channels_last_3d if self.channels_last else torch.contiguous_format
+
+
+@contextmanager
+def buffers_untouched(model: torch.nn.Module) -> Iterator[None]:
+    """For a pass that must leave no trace in running statistics."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield
+    model.load_state_dict(buffers, strict=False)
 
 
 def keep_freed_memory() -> bool:

@@ -31,7 +31,7 @@ from voxscale.files import write_text
 from voxscale.parallel import World, gather_records, leave
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task
-from voxscale.train.compute import Compute
+from voxscale.train.compute import Compute, buffers_untouched
 from voxscale.train.job import Job, open_job
 
 _WORTH_MEASURING_S = 600.0  # of training; below, measuring would cost more than it gains
@@ -62,8 +62,9 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
     """The fastest way, and the seconds that a step took in each that was tried; what the config states is kept."""
     train, num_steps = job.config.train, job.plan.num_steps
     chosen = Compute.of(train, job.device)
-    with _first_batch(job) as batch, _unchanged(job.model):
+    with _first_batch(job) as batch, buffers_untouched(job.model):
         once = _measure(chosen, job.task, job.model, batch, steps=0)
+    job.model.zero_grad()
     if once * num_steps < _WORTH_MEASURING_S:
         return chosen, {}
     best = _measure_apart(job, chosen, environ)
@@ -132,15 +133,6 @@ def _measure(way: Compute, task: Task, model: torch.nn.Module, batch: Batch, *, 
 def _first_batch(job: Job) -> Iterator[Batch]:
     with closing(job.make_loader(job.make_sampler())) as loader, closing(loader.steps(1, 1)) as steps:
         yield next(steps)[0]
-
-
-@contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """For a pass that must leave no trace in gradients and running statistics."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    yield
-    model.zero_grad()
-    model.load_state_dict(buffers, strict=False)
 
 
 def _fields(way: Compute) -> dict[str, Any]:

@@ -8,8 +8,8 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from voxscale.data.loader import Batch
 from voxscale.parallel import World, gather_rows, without_sync
 from voxscale.tasks import Task
-from voxscale.train.compute import Compute
+from voxscale.train.compute import Compute, buffers_untouched
 
 
 @dataclass
@@ -53,13 +53,13 @@ class Stepper:
         """
         if self.world.size <= 2:
             return
-        with self._buffers_untouched():
+        with buffers_untouched(self.model):
             self._rows(self.distributed, batch).sum().backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad()
 
     def _backward_coupled(self, batches: Sequence[Batch], counts: Sequence[int]) -> torch.Tensor:
         """Accumulation where every sample's gradient depends on all the others: look first, then go again."""
-        with torch.no_grad(), self._buffers_untouched():
+        with torch.no_grad(), buffers_untouched(self.model):
             seen = torch.cat([self._rows(self.model, batch) for batch in batches])
         loss, gradient = self._loss_and_gradient(seen, counts)
         parts = torch.split(gradient, [batch.num_real for batch in batches])
@@ -78,13 +78,6 @@ class Stepper:
                 self.scaler.scale(share * self.world.size).backward()  # type: ignore[no-untyped-call]
             seen.append(rows.detach())
         return self.task.loss(gather_rows(torch.cat(seen), counts, self.world))
-
-    @contextmanager
-    def _buffers_untouched(self) -> Iterator[None]:
-        """For a pass that must leave no trace in running statistics."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        yield
-        self.model.load_state_dict(buffers, strict=False)
 
     def _sharing(self, *, when: bool) -> AbstractContextManager[None]:
         """Gradients cross ranks once per step, with the last micro-batch."""
