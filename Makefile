@@ -1,4 +1,4 @@
-.PHONY: setup demo check test bench clean
+.PHONY: setup demo check test cluster bench clean
 
 BIN := .venv/bin
 
@@ -17,8 +17,11 @@ check: setup  ## lint, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## all checks and all tests
-	$(BIN)/python -m pytest
+test: check  ## all checks and all tests but the slow ones of `cluster`
+	$(BIN)/python -m pytest -m 'not cluster'
+
+cluster: setup  ## the full matrix on a real SLURM that is installed and started for it (needs root)
+	$(BIN)/python -m pytest -m 'cluster or slurm'
 
 BENCH_DATA ?= data/brats-like
 

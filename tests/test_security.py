@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_no_pickle_no_eval_no_shell(path: Path) -> None:
 def test_torch_distributed_lives_in_parallel_alone(path: Path) -> None:
     if path.name == "parallel.py":
         assert "import torch.distributed" in path.read_text()
+    elif path.name == "node.py":
+        assert "torch.distributed.launcher" in path.read_text(), "it is torchrun, and knows nothing else of voxscale"
+        assert "voxscale" not in {
+            name.split(".")[0] for name in re.findall(r"^\s*(?:from|import) (\S+)", path.read_text(), re.M)
+        }
     else:
         imported = [
             ast.unparse(node)

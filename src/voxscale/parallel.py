@@ -6,25 +6,19 @@ What crosses ranks are rows and flags, never means. Everything here does nothing
 from __future__ import annotations
 
 import json
-import logging
 import os
-import signal
 import sys
-import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from voxscale.errors import InfrastructureError, StoppedEarly
+from voxscale.errors import InfrastructureError
 
 
 @dataclass(frozen=True)
@@ -168,88 +162,3 @@ def is_lost_contact(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone: a consequence, not a cause."""
     text = str(error)
     return isinstance(error, dist.DistError) or ("gloo" in text and "Connection" in text) or "Connection reset" in text
-
-
-@dataclass(frozen=True)
-class RankFailure:
-    """How a rank ended that should not have."""
-
-    rank: int
-    exit_code: int
-
-    def __str__(self) -> str:
-        if self.exit_code < 0:
-            return f"rank {self.rank} was killed by signal {-self.exit_code}"
-        return f"rank {self.rank} ended with exit code {self.exit_code}"
-
-
-def start_ranks(arguments: Sequence[str], num_ranks: int, *, save_time_s: float) -> list[RankFailure]:
-    """Run `python ARGUMENTS` as `num_ranks` local ranks under torch's elastic agent, and wait for them.
-
-    Signals are passed on to the ranks, which get `save_time_s` to save. Returns the ranks that failed first, none
-    if all went well. Raises StoppedEarly if they ended after a signal.
-    """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.1,
-        signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=int(save_time_s),
-    )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own number of threads from the config
-    logging.disable(logging.ERROR)  # what went wrong is ours to say
-    try:
-        with _signals_passed_on(save_time_s) as received:
-            elastic_launch(config, sys.executable)(*arguments)
-    except ChildFailedError as error:
-        if received:
-            raise StoppedEarly(
-                f"stopped by {received[0].name}; nothing new was saved", fix="start the same command again"
-            ) from None
-        return [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
-    finally:
-        logging.disable(logging.NOTSET)
-    return []
-
-
-@contextmanager
-def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
-    """Pass signals to the child processes, however often they come; yields the list of those received.
-
-    The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
-    """
-    received: list[signal.Signals] = []
-    patience = threading.Timer(save_time_s, _signal_children, [signal.SIGKILL])
-    patience.daemon = True
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
-        if len(received) == 1:
-            patience.start()
-        _signal_children(
-            signal.SIGTERM if number == signal.SIGINT else number
-        )  # Python answers SIGINT with a traceback
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield received
-    finally:
-        patience.cancel()
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if received else handler)
-
-
-def _signal_children(number: int) -> None:
-    own = os.getpid()
-    for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
-        with suppress(ProcessLookupError):
-            os.kill(int(child), number)

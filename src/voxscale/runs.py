@@ -83,6 +83,16 @@ class RunFolder:
         return self.launch / "asked.yaml"
 
     @property
+    def jobs(self) -> Path:
+        """What was handed to a scheduler for this folder: job numbers, files and logs, the newest submission only."""
+        return self.launch / "jobs.json"
+
+    @property
+    def node_program(self) -> Path:
+        """A copy of launch/node.py: what each node of a job runs."""
+        return self.launch / "node.py"
+
+    @property
     def owner(self) -> Path:
         """Says who works in the folder; the lock says whether they still live."""
         return self.launch / "owner.json"

@@ -10,7 +10,7 @@ import reprlib
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,9 +18,20 @@ from pydantic import BaseModel, ValidationError
 from voxscale.config.schema import Config
 from voxscale.errors import ConfigError
 
+_INT = "tag:yaml.org,2002:int"
+Checked = TypeVar("Checked", bound=BaseModel)
+
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which `1e-4` is a number and a repeated key is an error."""
+    """Safe YAML in which `1e-4` is a number, `12:00:00` is none, and a repeated key is an error."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 PyYAML's own way
+        sign: [
+            (tag, re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$") if tag == _INT else rule)
+            for tag, rule in rules
+        ]
+        for sign, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 _Loader.add_implicit_resolver(
@@ -81,13 +92,8 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
     command line.
     """
     for override in overrides:
-        _apply_override(content, override)
-    try:
-        config = Config.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError.from_findings(
-            [f"{name}: {finding}" for finding in _findings(error, content)], fix="correct the fields above"
-        ) from None
+        apply_override(content, override)
+    config = check_section(Config, content, name)
     given = {override.partition("=")[0] for override in overrides}
     paths = {
         field: str(((Path() if f"data.{field}" in given else base) / Path(value).expanduser()).resolve())
@@ -97,12 +103,22 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
     return config.model_copy(update={"data": config.data.model_copy(update=paths)})
 
 
+def check_section(kind: type[Checked], content: Any, name: str) -> Checked:
+    """Plain data as a `kind` of section; every fault is said at once, with `name` as the place it was found in."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError.from_findings(
+            [f"{name}: {finding}" for finding in _findings(error, content, kind)], fix="correct the fields above"
+        ) from None
+
+
 def plain(config: BaseModel) -> dict[str, Any]:
     """The config as plain data with every default written out."""
     return config.model_dump(mode="json", by_alias=True)
 
 
-def render_config(config: Config) -> str:
+def render_config(config: BaseModel) -> str:
     return yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
@@ -111,7 +127,7 @@ def given_fields(overrides: Iterable[str], section: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for override in overrides:
         if override.startswith(f"{section}."):
-            _apply_override(content, override)
+            apply_override(content, override)
     given: dict[str, Any] = content.get(section, {})
     return given
 
@@ -161,7 +177,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set the field that `path=value` names, in place."""
     path, separator, text = override.partition("=")
     if not separator or not all(path.split(".")):
         raise ConfigError(f"{override!r}: expected key=value", fix="e.g. optimizer.lr=2e-4")
@@ -173,12 +190,12 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     node[last] = parse_yaml(text, f"override {path}")
 
 
-def _findings(error: ValidationError, content: dict[str, Any]) -> list[str]:
+def _findings(error: ValidationError, content: Any, kind: type[BaseModel]) -> list[str]:
     """A line per field; where each variant of a union has its own complaint, they become one line."""
     complaints: dict[tuple[str, str], list[str]] = {}
     for problem in error.errors():
         path = _path(problem["loc"], content, missing=problem["type"] == "missing")
-        found, _, expected = _complaint(dict(problem)).partition(", expected ")
+        found, _, expected = _complaint(dict(problem), kind).partition(", expected ")
         complaints.setdefault((path, found), []).append(expected)
     findings: list[str] = []
     for (path, found), expected_any in complaints.items():
@@ -187,12 +204,12 @@ def _findings(error: ValidationError, content: dict[str, Any]) -> list[str]:
     return findings
 
 
-def _complaint(problem: dict[str, Any]) -> str:
+def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     found = _short_repr(problem["input"])
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
-            return f"unknown key{_nearest_key(problem['loc'])}"
+            return f"unknown key{_nearest_key(problem['loc'], kind)}"
         case "missing":
             return "missing; expected a value"
         case "union_tag_invalid":
@@ -229,9 +246,9 @@ def _path(location: tuple[int | str, ...], content: Any, *, missing: bool) -> st
     return ".".join(keys)
 
 
-def _nearest_key(location: tuple[int | str, ...]) -> str:
+def _nearest_key(location: tuple[int | str, ...], kind: type[BaseModel]) -> str:
     """The valid name nearest to an unknown key, or all valid names of its section where none is near."""
-    sections: list[type[BaseModel]] = [Config]
+    sections = [kind]
     for part in location[:-1]:
         fields = [
             field for section in sections for name, field in section.model_fields.items() if part in (field.alias, name)

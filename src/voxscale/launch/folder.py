@@ -10,7 +10,7 @@ from pathlib import Path
 from voxscale.config.load import differences, read_config, render_config
 from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config
-from voxscale.data.build import prepare, store_root
+from voxscale.data.build import prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import find_duplicates
 from voxscale.data.findings import Finding, refuse_errors
@@ -20,7 +20,7 @@ from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import locked, publish, write_json, write_text
-from voxscale.launch.local import read_state
+from voxscale.launch.outcome import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import RunFolder
@@ -35,9 +35,14 @@ class Draft:
     asked: Config
     config: Config
     devices: int
+    nodes: int
     why: str
     held: bool
     fresh: bool
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.devices
 
 
 @dataclass(frozen=True)
@@ -54,22 +59,25 @@ class OpenedRun:
     is_done: bool
 
 
-def draft_run(config: Config, root: Path, machine: Machine, *, devices: str, fresh: bool = False) -> Draft:
+def draft_run(
+    config: Config, root: Path, machine: Machine, *, devices: str, nodes: int = 1, fresh: bool = False
+) -> Draft:
     """Check what can be checked without touching the data: the folder, the devices, the batch.
 
-    A run that is there is taken up if it holds this very config; with `fresh` it is left out of account.
+    `machine` is what the run has of each of its nodes. A run that is there is taken up if it holds this very config;
+    with `fresh` it is left out of account.
     """
     run = RunFolder(root)
     refuse_if_live(run)
-    if not run.exists and run.root.exists() and (run.root.is_file() or any(run.root.iterdir())):
+    if not run.exists and not _is_free(run):
         raise ConfigError(f"--run {run.root}: not a run folder, and not empty", fix="choose a new folder with --run")
     held = _held_config(run, config) if run.exists and not fresh else None
-    count, why = choose_devices(devices, machine, (held or config).train.batch)
-    settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count)
-    split_batch(settled.train.global_batch, count, settled.train.micro_batch)
+    count, why = choose_devices(devices, machine, (held or config).train.batch, nodes=nodes)
+    settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count, nodes=nodes)
+    split_batch(settled.train.global_batch, nodes * count, settled.train.micro_batch)
     if settled.data.synthetic is None:
         check_source(settled.data)
-    return Draft(run, config, settled, count, why, held=held is not None, fresh=fresh)
+    return Draft(run, config, settled, count, nodes, why, held=held is not None, fresh=fresh)
 
 
 def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> OpenedRun:
@@ -84,17 +92,25 @@ def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> Open
         config,
         num_train=sum(case.split == TRAIN for case in cases),
         num_val=sum(case.split == VAL for case in cases),
-        world_size=draft.devices,
+        world_size=draft.world_size,
         **describe_store(store),
     )
     if draft.held:
         refuse_other_origin(run, config, store)
         if not _is_done(run):
-            refuse_other_world(run, config, draft.devices)
+            refuse_other_world(run, config, draft.world_size)
             write_text(run.config, render_config(config))
     else:
         _write_folder(draft, cases, plan)
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
+
+
+def is_prepared(config: Config, environ: Mapping[str, str]) -> bool:
+    """Whether the store of the config's cases is there, so that opening a run takes moments."""
+    if config.data.synthetic is not None and not Path(config.data.source).exists():
+        return False
+    root = store_root(config.data, environ)
+    return (root / store_key(find_cases(config.data, root), config.data) / "index.json").exists()
 
 
 def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:
@@ -166,25 +182,39 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
                 fix="start the same command again to continue it, or choose another folder with --run",
             )
         if run.exists:
-            _move_aside(run)
-        elif run.root.exists():
+            move_aside(run)
+        if run.launch.exists():
+            _fill(run, draft, cases, plan)
+            return
+        if run.root.exists():
             run.root.rmdir()  # it is empty: that was checked
         with publish(run.root) as temporary:
             temporary.mkdir(mode=0o700)
-            inside = RunFolder(temporary)
-            inside.logs.mkdir()
-            inside.launch.mkdir()
-            inside.config.write_text(render_config(draft.config))
-            inside.asked.write_text(render_config(draft.asked))
-            write_split(inside.split, cases)
-            write_json(inside.plan, plan.as_json())
+            _fill(RunFolder(temporary), draft, cases, plan)
     except OSError as error:
         raise InfrastructureError(
             f"run folder {run.root}: cannot be written: {error.strerror}", fix="choose a writable folder with --run"
         ) from error
 
 
-def _move_aside(run: RunFolder) -> None:
+def _fill(run: RunFolder, draft: Draft, cases: list[Case], plan: Plan) -> None:
+    """Write what a run begins with. The config comes last: with it the folder is a run."""
+    run.logs.mkdir(exist_ok=True)
+    run.launch.mkdir(exist_ok=True)
+    write_text(run.asked, render_config(draft.asked))
+    write_split(run.split, cases)
+    write_json(run.plan, plan.as_json())
+    write_text(run.config, render_config(draft.config))
+
+
+def _is_free(run: RunFolder) -> bool:
+    """Whether a run may be made here: nothing is there, or only what was written when its job was submitted."""
+    if not run.root.exists():
+        return True
+    return run.root.is_dir() and {path.name for path in run.root.iterdir()} <= {run.launch.name, run.logs.name}
+
+
+def move_aside(run: RunFolder) -> None:
     """Rename a run's folder while no one can claim it."""
     try:
         with locked(run.owner_lock, wait=False):

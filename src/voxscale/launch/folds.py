@@ -3,20 +3,26 @@
 DIR/fold-1, fold-2 …     ordinary run folders
 DIR/cases.csv            each case once, scored by the run that did not train on it; test cases by all runs as one
 DIR/metrics.json         their summary, and what each fold reached
+
+    python -m voxscale.launch.folds DIR --devices 4
+
+brings together folds that an array of jobs has trained.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from voxscale.config.load import with_fold
+from voxscale.config.load import read_config, with_fold
 from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, VAL
 from voxscale.data.split import num_folds, recorded_cases, split_cases
-from voxscale.errors import ConfigError
+from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.files import read_csv, read_json, remove, write_csv, write_json
 from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.local import evaluate_local
@@ -29,7 +35,7 @@ _ABOUT_THE_CASE = ("case", "patient", "split", "fold")
 
 def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> dict[str, Any]:
     """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
-    count = _count_folds(config)
+    count = count_folds(config)
     _check_folds(config, count, environ)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove(RunFolder(root).metrics)  # of an earlier one
@@ -38,9 +44,14 @@ def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devic
         if config.log != "quiet":
             print(f"fold {fold} of {count}", file=sys.stderr)
         opened.append(train_here(with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh))
-    runs = [each.run for each in opened]
-    tested = _test_together(runs, root, opened[0].devices, environ)
-    return _bring_together(config, runs, RunFolder(root), tested)
+    return collect_folds(config, [each.run for each in opened], root, opened[0].devices, environ)
+
+
+def collect_folds(
+    config: Config, runs: Sequence[RunFolder], root: Path, devices: int, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Evaluate the test cases by all folds as one, and bring all scores together. Returns `metrics.json`."""
+    return _bring_together(config, runs, RunFolder(root), _test_together(runs, root, devices, environ))
 
 
 def fold_commands(
@@ -49,14 +60,14 @@ def fold_commands(
     """Lines for starting each fold by hand, as `commands_for` gives them for one run."""
     return [
         (f"fold {fold}, {purpose}", command)
-        for fold in range(1, _count_folds(config) + 1)
+        for fold in range(1, count_folds(config) + 1)
         for purpose, command in commands_for(
             with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh, write=write
         )
     ]
 
 
-def _count_folds(config: Config) -> int:
+def count_folds(config: Config) -> int:
     count = num_folds(config.data.split)
     if count == 1:
         raise ConfigError(
@@ -110,3 +121,24 @@ def _bring_together(config: Config, runs: Sequence[RunFolder], root: RunFolder, 
         metrics["test"] = read_json(RunFolder(tested).metrics)["summary"]
     write_json(root.metrics, metrics)
     return metrics
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m voxscale.launch.folds", description="Bring trained folds together."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--devices", type=int, default=1)
+    options = parser.parse_args(arguments)
+    try:
+        config = read_config(RunFolder(options.folder / "fold-1").asked)
+        runs = [RunFolder(options.folder / f"fold-{fold}") for fold in range(1, count_folds(config) + 1)]
+        collect_folds(config, runs, options.folder, options.devices, os.environ)
+    except VoxscaleError as error:
+        print(error.as_text(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,9 +10,11 @@ from pydantic import ValidationError
 
 from voxscale.config.load import given_fields, make_config, read_config
 from voxscale.config.schema import Config
+from voxscale.config.site import read_site
 from voxscale.data.build import default_store
 from voxscale.data.guess import guess_config, is_data
 from voxscale.errors import ConfigError
+from voxscale.launch.sbatch import Placement
 from voxscale.runs import RunFolder, runs_of
 
 
@@ -30,6 +32,34 @@ def config_or_data(
             content = {"data": {"source": str(path), **given}}
         return make_config(content, others, name=str(path), base=Path())
     return read_config(path, overrides or ())
+
+
+def apart_from_site(overrides: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The overrides of config fields, and those of the site, which begin with `site.`; those without it."""
+    given = overrides or ()
+    of_site = [override.removeprefix("site.") for override in given if override.startswith("site.")]
+    return [override for override in given if not override.startswith("site.")], of_site
+
+
+def placed(
+    on: str,
+    nodes: int | None,
+    devices: str,
+    site: str | None,
+    of_site: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    after: Sequence[int] | None = None,
+    debug_comm: bool = False,
+    detach: bool = False,
+) -> Placement | None:
+    """Where on a cluster to run; None is here."""
+    if on == "slurm":
+        return Placement(read_site(site, environ, of_site), nodes, devices, tuple(after or ()), debug_comm, detach)
+    asked = {"--nodes": (nodes or 1) > 1, "--site": site, "site.…": of_site, "--after": after, "--detach": detach}
+    if given := [name for name, value in asked.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: this is for a cluster", fix="add --on slurm, or leave it out")
+    return None
 
 
 def given_runs(path: Path) -> list[RunFolder]:

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from voxscale.config.load import read_config
 from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
-from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
-from voxscale.files import read_json, remove, write_json
+from voxscale.errors import StoppedEarly
+from voxscale.files import remove
+from voxscale.launch.node import Place, start_ranks
+from voxscale.launch.outcome import judge, read_failure
 from voxscale.runs import RunFolder, error_files
-from voxscale.train.events import read_events
-from voxscale.train.ownership import is_live
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
 _WORKER = "voxscale.train.worker"
@@ -42,21 +41,7 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
         stopped = signalled  # the ranks may have come far enough to say more
     finally:
         sweep_shared_memory()  # killed ranks leave theirs
-    state = read_state(run)
-    if state == "done":
-        return
-    error = read_failure(run, run.logs, failures, otherwise=stopped)
-    if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
-        _record_failure(run, devices)
-    raise error
-
-
-def read_state(run: RunFolder) -> str | None:
-    """How the last start of a run ended: done, stopped, failed; None if it was not written down."""
-    try:
-        return str(read_json(run.metrics)["state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    judge(run, run.logs, failures, world_size=devices, otherwise=stopped)
 
 
 def evaluate_local(
@@ -94,20 +79,6 @@ def evaluate_local(
             raise read_failure(run, Path(folder), failures)
 
 
-def read_failure(
-    run: RunFolder, reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None
-) -> VoxscaleError:
-    """What went wrong, as the ranks left it in `reports`; what the agent saw of them comes second."""
-    for record in map(read_json, error_files(reports)):
-        if kind := BY_CODE.get(record["code"]):
-            place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
-            return kind(place + record["message"], fix=record["fix"])
-    return otherwise or TrainingError(
-        "; ".join(failures) or "the ranks ended before their work did",
-        fix=f"see {run.logs}; start the same command again to continue from the last checkpoint",
-    )
-
-
 def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
     """Lines for starting the run by hand, each with what it is for; on two nodes where the devices halve."""
     worker = f"-m {_WORKER} {shlex.quote(str(run.root))}"
@@ -127,29 +98,11 @@ def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
     return lines if devices % 2 == 0 else lines[:2]
 
 
-def _record_failure(run: RunFolder, devices: int) -> None:
-    """Write the `metrics.json` that the ranks could not write any more, from their events."""
-    events = read_events(run.events)
-    bests = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
-    write_json(
-        run.metrics,
-        {
-            "task": read_config(run.config).task,
-            "state": "failed",
-            "best": {key: bests[-1][key] for key in ("step", "metric", "value")} if bests else None,
-            "summary": {},
-            "world_size": devices,
-            "steps": max((event["step"] for event in events), default=0),
-            "wall_s": events[-1]["time_s"] if events else 0.0,
-            "weights_sha256": None,
-        },
-    )
-
-
 def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[str]:
-    from voxscale.parallel import start_ranks
-
     for leftover in error_files(reports):
         remove(leftover)
     arguments = ["-m", *arguments, "--reports", str(reports)]
-    return [str(failure) for failure in start_ranks(arguments, devices, save_time_s=SAVE_TIME_S)]
+    failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S)
+    if failures and received:
+        raise StoppedEarly(f"stopped by {received[0].name}; nothing new was saved", fix="start the same command again")
+    return [str(failure) for failure in failures]

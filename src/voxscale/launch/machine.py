@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from voxscale.plan.resources import Machine
 
 
-def look_at_machine() -> Machine:
-    """GPUs as torch sees them (so CUDA_VISIBLE_DEVICES and a job's share count), CPUs by affinity."""
-    cpus = len(os.sched_getaffinity(0))
+def look_at_machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """GPUs as torch sees them (so CUDA_VISIBLE_DEVICES and a job's share count), CPUs by affinity and a job's share."""
+    cpus = min(len(os.sched_getaffinity(0)), _share_of_job(environ))
     if not _has_gpu_driver():
         return Machine(gpus=0, cpus=cpus)
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Machine(gpus=gpus, cpus=cpus)
+
+
+def _share_of_job(environ: Mapping[str, str]) -> int:
+    """The CPUs that a SLURM job has of this node; not every site binds its processes to them."""
+    text = environ.get("SLURM_CPUS_ON_NODE", "")
+    on_this_node = environ.get("SLURMD_NODENAME") is not None
+    return max(1, int(text)) if on_this_node and re.fullmatch(r"\d{1,6}", text) else sys.maxsize
 
 
 def _has_gpu_driver() -> bool:

@@ -21,16 +21,20 @@ class Machine:
         return "GPU" if self.gpus else "CPU"
 
 
-def choose_devices(asked: str, machine: Machine, batch: int | PerDevice) -> tuple[int, str]:
-    """Return (devices, why). `auto` takes all GPUs, or one process per CPU, as far as the batch divides."""
+def choose_devices(asked: str, machine: Machine, batch: int | PerDevice, *, nodes: int = 1) -> tuple[int, str]:
+    """Return (devices of each node, why). `auto` takes all GPUs, or one process per CPU, as far as the batch divides.
+
+    `machine` is what the job has of one of its nodes.
+    """
+    each = f"{nodes} nodes × " if nodes > 1 else ""
     if asked == "auto":
         most = machine.gpus or machine.cpus
         if isinstance(batch, PerDevice):
-            return most, f"{most} {_plural(machine.kind, most)}"
-        devices = max(n for n in range(1, min(most, batch) + 1) if batch % n == 0)
+            return most, f"{each}{most} {_plural(machine.kind, most)}"
+        devices = max((n for n in range(1, min(most, batch) + 1) if batch % (n * nodes) == 0), default=1)
         left = f" of {most}" if devices < most else ""
         because = f", the most that train.batch {batch} divides over" if devices < most else ""
-        return devices, f"{devices}{left} {_plural(machine.kind, most)}{because}"
+        return devices, f"{each}{devices}{left} {_plural(machine.kind, most)}{because}"
     if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):
         raise ConfigError(f"--devices: found {asked!r}, expected auto or a number from 1", fix="e.g. --devices 2")
     devices = int(asked)
@@ -39,7 +43,7 @@ def choose_devices(asked: str, machine: Machine, batch: int | PerDevice) -> tupl
             f"--devices {devices}: this machine has {machine.gpus} {_plural('GPU', machine.gpus)} to use",
             fix=f"ask for at most {machine.gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs",
         )
-    return devices, f"{devices} {_plural(machine.kind, devices)}"
+    return devices, f"{each}{devices} {_plural(machine.kind, devices)}"
 
 
 def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -> Config:

@@ -21,6 +21,13 @@ def render_summary(summary: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(_line(row, widths) for row in rows)
 
 
+def render_training(metrics: Mapping[str, Any]) -> str:
+    """What one run reached."""
+    best = metrics.get("best")
+    score = f"best {best['metric']} {best['value']:.4f} at step {best['step']}, " if best else ""
+    return f"done: {score}{metrics.get('wall_s', 0):.0f} s of training"
+
+
 def render_folds(metrics: Mapping[str, Any]) -> str:
     """What cross-validation reached: each case by the fold that held it out, test cases by all folds as one."""
     reached = ", ".join(f"fold {fold['fold']} {fold['best']['value']:.4f}" for fold in metrics["folds"] if fold["best"])

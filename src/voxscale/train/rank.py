@@ -33,6 +33,7 @@ class LostContactError(TrainingError):
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--reports", type=Path, help="where a launcher reads the error, which then is not printed")
+    parser.add_argument("--world-size", type=int, help="how many ranks there have to be")
 
 
 def run_as_rank(options: argparse.Namespace, work: Work) -> int:
@@ -44,6 +45,11 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
         _stop_with_parent()
     try:
         world = World.from_env(os.environ)
+        if options.world_size not in (None, world.size):
+            raise InfrastructureError(
+                f"rank {world.rank}: found a world of {world.size} ranks, expected {options.world_size}",
+                fix="start as many ranks on each node as the job was made for",
+            )
         remove(error_file(reports, world.rank))
         do_work(work, run, world, os.environ)
     except VoxscaleError as error:

@@ -1,0 +1,45 @@
+"""The verbs, nothing else. Next to nothing is imported here: a login node answers at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from voxscale.cli.cluster import runs
+from voxscale.cli.data import doctor, init, prepare, show
+from voxscale.cli.training import demo, evaluate, predict, train
+from voxscale.command import run_verb
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train 3D medical-imaging models from one config, unchanged from a laptop to a cluster.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from voxscale import __version__
+
+        typer.echo(f"voxscale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    return
+
+
+for verb in (demo, init, doctor, show, prepare, train, evaluate, predict, runs):
+    app.command()(verb)
+
+
+def main() -> None:
+    run_verb(app)

@@ -1,0 +1,143 @@
+"""Verbs that look at data and prepare them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from voxscale.cli.options import ConfigPath, Debug, Json, Overrides
+from voxscale.command import answer
+
+
+def init(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a config for data: its format, patches that its volumes fill, its own split.
+
+    DATA is a Decathlon task (also as .tar), nnU-Net raw data, a MONAI list file, a CSV or TSV table, DistMIS record
+    files, or a folder of image and label pairs.
+    """
+    from voxscale.config.load import render_config
+    from voxscale.errors import ConfigError
+    from voxscale.files import write_text
+    from voxscale.launch.given import config_or_data
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
+    config = config_or_data(data, overrides, os.environ)
+    write_text(out, render_config(config))
+    found = {"format": config.data.format, "source": config.data.source, "patch": config.patches.size}
+    answer(
+        as_json,
+        {"config": str(out), **found},
+        f"found {found['format']} data; wrote {out}; train with: voxscale train {out}",
+    )
+
+
+def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Check every case: all faults at once, and what the dataset is like.
+
+    Reads each volume to its end. Exit code 3 if training on the data would be unsafe.
+    """
+    from voxscale.data.build import store_root
+    from voxscale.data.doctor import examine_dataset
+    from voxscale.launch.given import config_or_data
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.report.diagnosis import render_diagnosis
+
+    settled = config_or_data(config, overrides, os.environ, strict=False)
+    root = store_root(settled.data, os.environ)
+    diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus)
+    answer(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
+    if not diagnosis.is_safe:
+        raise typer.Exit(3)
+
+
+def show(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    case: Annotated[str | None, typer.Option(metavar="ID", help="Which case; default: the first.")] = None,
+    augmented: Annotated[bool, typer.Option("--augmented", help="Draw augmented patches of it.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, or a .gif that scrolls.")] = Path("case.png"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw a case as it will be trained on, labels in colour.
+
+    A .png shows the slices through the middle of what is labelled, a .gif scrolls through the volume.
+    """
+    from voxscale.data.show import choose_case, draw_augmented, draw_case, read_prepared, save_pictures
+    from voxscale.launch.folder import load_cases
+    from voxscale.launch.given import config_or_data
+
+    settled = config_or_data(config, overrides, os.environ)
+    manifest = load_cases(settled, os.environ, threads=1)
+    chosen = choose_case(manifest, case, out)
+    prepared = read_prepared(chosen, manifest, settled)
+    pictures = draw_augmented(prepared, settled) if augmented else draw_case(prepared, manifest.channels)
+    save_pictures(pictures, out)
+    answer(
+        as_json,
+        {"case": chosen.id, "file": str(out), "shape": prepared.geometry.size},
+        f"case {chosen.id}: wrote {out}",
+    )
+
+
+def prepare(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A config, or data.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every chunk; rebuild what is damaged.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List prepared datasets and their sizes.")] = False,
+    prune: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Delete those that were not used for so many days.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prepare the cases ahead of training; list and prune what was prepared.
+
+    An interrupted build goes on where it was. `voxscale train` does this by itself.
+    """
+    from voxscale.data.build import default_store, rebuild_damaged, store_root
+    from voxscale.data.shelf import list_stores, prune_stores, render_stores
+    from voxscale.errors import ConfigError
+    from voxscale.launch.folder import load_cases, prepare_cases
+    from voxscale.launch.given import config_or_data
+    from voxscale.launch.machine import look_at_machine
+
+    settled = config_or_data(config, overrides, os.environ) if config is not None else None
+    root = store_root(settled.data, os.environ) if settled is not None else default_store(os.environ)
+    if list_them or prune is not None:
+        found = prune_stores(root, idle_days=prune) if prune is not None else list_stores(root)
+        done = "deleted" if prune is not None else "stores"
+        answer(as_json, {"root": str(root), done: [item.as_json() for item in found]}, render_stores(found, root, done))
+        return
+    if settled is None:
+        raise ConfigError("prepare: found no CONFIG", fix="give a config or data, or --list or --prune DAYS")
+    cpus = look_at_machine().cpus
+    manifest = load_cases(settled, os.environ, threads=cpus)
+    store = prepare_cases(manifest, settled, os.environ, threads=cpus)
+    rebuilt = rebuild_damaged(store, root, threads=cpus) if verify else []
+    if rebuilt:
+        store = prepare_cases(manifest, settled, os.environ, threads=cpus)
+    answer(
+        as_json,
+        {
+            "store": str(store.folder),
+            "cases": len(store),
+            "channels": store.channels,
+            "labels": store.labels,
+            **({"rebuilt": rebuilt} if verify else {}),
+        },
+        f"{len(store)} cases ready in {store.folder}"
+        + (f"; {len(rebuilt)} were damaged and rebuilt" if rebuilt else ""),
+    )

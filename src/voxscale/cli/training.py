@@ -1,0 +1,236 @@
+"""Verbs that train, evaluate and predict."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from voxscale.cli.options import (
+    After,
+    ConfigPath,
+    Debug,
+    DebugComm,
+    Detach,
+    Devices,
+    Json,
+    Mirror,
+    Nodes,
+    Overrides,
+    RunPath,
+    SiteName,
+    Where,
+)
+from voxscale.command import answer
+
+
+def demo(
+    overrides: Overrides = None,
+    like: Annotated[
+        Literal["brats", "btcv", "distmis"] | None,
+        typer.Option(help="Make data in the format of this dataset, and train the recipe for it.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The run folder, its data beside it; with --like a folder for data, config.yaml and run. "
+            "Default: runs/demo, or runs/demo-LIKE.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Devices = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train on synthetic volumes: the first minute.
+
+    Makes the volumes, prepares them, trains on the local devices, evaluates whole volumes, and prints the Dice on
+    held-out cases beside what a threshold alone reaches. With --like the files are laid out as that dataset's, and the
+    network is small.
+    """
+    from voxscale.launch.demo import make_plain_demo, render_scores, score_demo, score_threshold, write_demo
+    from voxscale.launch.start import train_here
+    from voxscale.report.listing import is_finished
+
+    began = time.monotonic()
+    out = (out or Path("runs") / (f"demo-{like}" if like else "demo")).resolve()
+    config, root = write_demo(like, out, overrides or ()) if like else (make_plain_demo(out, overrides or ()), out)
+    opened = train_here(config, root, os.environ, devices=devices, fresh=is_finished(root))
+    scores = score_demo(opened) | ({} if like else {"threshold_dice": score_threshold(opened)})
+    seconds = time.monotonic() - began
+    answer(
+        as_json,
+        {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)},
+        f"{render_scores(scores)}, {seconds:.0f} s, run folder {opened.run.root}",
+    )
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    on: Where = "local",
+    nodes: Nodes = None,
+    devices: Devices = "auto",
+    site: SiteName = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run folder; default: runs/ and the config's name.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")] = False,
+    no_start: Annotated[
+        bool, typer.Option("--no-start", help="Write the run folder and print the lines to start it by hand.")
+    ] = False,
+    folds: Annotated[
+        Literal["all"] | None,
+        typer.Option(help="Train every fold of data.split into DIR/fold-N; score all together."),
+    ] = None,
+    detach: Detach = False,
+    after: After = None,
+    debug_comm: DebugComm = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train, or continue an unfinished run.
+
+    A data folder in place of CONFIG is init and train in one. On a cluster the job is checked, submitted and followed;
+    inside an allocation it runs there.
+    """
+    from voxscale.files import read_json
+    from voxscale.launch.folds import fold_commands, train_folds
+    from voxscale.launch.given import apart_from_site, config_or_data, placed
+    from voxscale.launch.start import commands_for, train_here
+    from voxscale.report.summary import render_folds, render_training
+
+    of_config, of_site = apart_from_site(overrides)
+    settled = config_or_data(config, of_config, os.environ)
+    root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
+    place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
+    if place is not None:
+        from voxscale.launch.cluster_run import draft_submission, train_on_slurm
+
+        submission = draft_submission(settled, root, os.environ, place, fresh=fresh, folds=folds is not None)
+        if dry_run:
+            texts = submission.as_texts(place.site)
+            answer(as_json, {"run": str(root), "jobs": texts}, "\n".join(text for _, text in texts))
+            return
+        jobs = train_on_slurm(submission, os.environ, place)
+        if detach:
+            content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
+            answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {root}")
+            return
+    elif dry_run or no_start:
+        list_commands = fold_commands if folds is not None else commands_for
+        commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
+        text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
+        answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
+        return
+    elif folds is not None:
+        train_folds(settled, root, os.environ, devices=devices, fresh=fresh)
+    else:
+        train_here(settled, root, os.environ, devices=devices, fresh=fresh)
+    metrics = read_json(root / "metrics.json")
+    text = (
+        f"{render_folds(metrics)}\nrun folders in {root}" if folds else f"{render_training(metrics)}, run folder {root}"
+    )
+    answer(as_json, {"run": str(root), **metrics}, text)
+
+
+def evaluate(
+    run: RunPath,
+    split: Annotated[
+        Literal["val", "test", "train"] | None, typer.Option(help="Which cases; default: val.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA", help="Labelled data that the run has not seen, in any format.", show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
+    mirror: Mirror = None,
+    devices: Devices = "1",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Folder below RUN/evaluations; default: by what is evaluated.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a run on whole volumes.
+
+    Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble.
+    """
+    from voxscale.files import read_json
+    from voxscale.launch.given import evaluation_name, given_runs, plain_name
+    from voxscale.launch.local import evaluate_local
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.plan.resources import choose_devices
+    from voxscale.report.summary import render_summary
+    from voxscale.runs import RunFolder
+
+    out = RunFolder(run.resolve()).evaluation(
+        plain_name(name) if name is not None else evaluation_name(split, data, checkpoint, mirror)
+    )
+    machine = look_at_machine()
+    count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
+    evaluate_local(
+        given_runs(run),
+        count,
+        os.environ,
+        out=out,
+        split=split or "val",
+        checkpoint=plain_name(checkpoint),
+        data=data,
+        mirror=mirror,
+    )
+    metrics = read_json(out / "metrics.json")
+    answer(as_json, {"evaluation": str(out), **metrics}, f"{render_summary(metrics['summary'])}\nwrote {out}")
+
+
+def predict(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN... FILES", help="Run folders, then images, folders of images or a dataset."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictions go.")],
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write probabilities, 4D.")] = False,
+    masks: Annotated[bool, typer.Option("--masks", help="Write a mask for each class, 4D.")] = False,
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
+    mirror: Mirror = None,
+    overlap: Annotated[
+        float | None, typer.Option(metavar="SHARE", min=0, max=0.95, help="Of windows; default: as the run validates.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Make anew what is there.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict images: label maps in each image's own shape, spacing and orientation.
+
+    Several runs, or a folder of folds, are averaged. Images are .nii or .nii.gz, with channels in a fourth dimension or
+    as files CASE_0000, CASE_0001 and so on. What is done already is not done again.
+    """
+    from voxscale.errors import ConfigError
+    from voxscale.launch.given import plain_name
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.train.prediction import Choice, predict_paths
+
+    if probabilities and masks:
+        raise ConfigError("--probabilities and --masks: expected one of them", fix="run the command once for each")
+    kind: Literal["probabilities", "masks", "labels"]
+    kind = "probabilities" if probabilities else "masks" if masks else "labels"
+    choice = Choice(kind, plain_name(checkpoint), overlap, mirror)
+    cpus = look_at_machine().cpus
+    outcome = predict_paths(paths, out, os.environ, choice=choice, overwrite=overwrite, threads=cpus)
+    answer(as_json, {"out": str(out), **outcome.as_json()}, f"{outcome}, in {out}")
+    if outcome.error is not None and not as_json:
+        raise outcome.error
+    if outcome.error is not None:
+        raise typer.Exit(outcome.error.exit_code)

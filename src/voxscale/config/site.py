@@ -1,0 +1,225 @@
+"""The site: where jobs run and what they have to ask for there. A config says what to train, a site says where.
+
+Whatever stands here ends up in an sbatch file. So names are allow-listed, and no text may hold a line break: what is
+quoted for the shell stays one word, and what stands behind #SBATCH stays one option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from voxscale.config.base import Positive, Section
+from voxscale.config.load import apply_override, check_section, parse_yaml
+from voxscale.errors import ConfigError
+
+SITES = Path(__file__).parent.parent / "sites"  # those that are shipped
+
+
+def _allowed(pattern: str, expected: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"found {text!r}, expected {expected}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"found {text!r}, expected one line of printable characters")
+    return text
+
+
+def seconds_of(time: str) -> int:
+    """SLURM's way to write a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: tuple(parts)}[len(parts)]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+_TIME = r"\d{1,7}(:\d{1,2}){0,2}|\d{1,5}-\d{1,2}(:\d{1,2}){0,2}"
+Name = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*", "letters, digits and . _ @ + -")]
+Names = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*", "names of letters, digits and . _ @ + -")]
+Features = Annotated[str, _allowed(r"[A-Za-z0-9_.,:@+*&|()\[\]!-]+", "features joined with & | , and no spaces")]
+Module = Annotated[str, _allowed(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*", "a module's name such as cuda/12.4")]
+Variable = Annotated[str, _allowed(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
+Interface = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}", "an interface's name such as ib0")]
+Memory = Annotated[str, _allowed(r"[1-9]\d{0,9}[KMGT]?", "a number with K, M, G or T, such as 64G")]
+Time = Annotated[str, _allowed(_TIME, "a time such as 30, 12:00:00 or 2-00:00:00")]
+OneLine = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
+Pattern = Annotated[
+    str, _allowed(r"[A-Za-z0-9_.+=,@%/ -]+", "a file name of letters, digits and / . _ + = , @ - with %x, %j …")
+]
+_OPTION = r'--[a-z][a-z0-9-]*(=[^"\\\x00-\x1f\x7f]*)?'
+Option = Annotated[str, _allowed(_OPTION, 'an option such as --licenses=matlab:1, without " and \\')]
+
+# What render_sbatch writes itself; a second one would silently win or lose.
+OWN_OPTIONS = {
+    "job-name": "the run folder's name",
+    "nodes": "--nodes",
+    "ntasks": "--nodes",
+    "ntasks-per-node": "--nodes",
+    "cpus-per-task": "cpus_per_device",
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "reservation": "reservation",
+    "constraint": "constraint",
+    "gres": "gpus",
+    "gpus-per-node": "gpus",
+    "mem": "memory",
+    "time": "time",
+    "mail-user": "mail",
+    "mail-type": "mail",
+    "exclusive": "exclusive",
+    "output": "output",
+    "error": "error",
+    "open-mode": "output",
+    "requeue": "requeue",
+    "no-requeue": "requeue",
+    "signal": "signal_s",
+    "array": "--folds all",
+    "dependency": "--after",
+    "wrap": "nothing: the job's lines are rendered",
+}
+
+
+class Gpus(Section):
+    """How GPUs are asked for: `--gres=gpu:a100:4`, `--gpus-per-node=a100:4`, or not at all."""
+
+    ask: Literal["gres", "gpus-per-node", "none"] = "none"
+    type: Name | None = None
+    per_node: Positive | None = None
+
+
+class JobMemory(Section):
+    """What a job asks of each node, stated for the node or for each of its devices."""
+
+    per_node: Memory | None = None
+    per_device: Memory | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.per_node is None) == (self.per_device is None):
+            raise ValueError("expected one of per_node and per_device")
+        return self
+
+
+class Mail(Section):
+    to: Annotated[str, _allowed(r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?", "a mail address")]
+    when: tuple[Annotated[str, _allowed(r"[A-Z_0-9]+", "SLURM's words such as END, FAIL")], ...] = ("END", "FAIL")
+
+
+class Container(Section):
+    """The image that the ranks run in. Data, run, store and project are bound by themselves, at the same paths."""
+
+    runtime: Literal["apptainer", "singularity", "charliecloud"] = "apptainer"
+    image: OneLine
+    binds: tuple[OneLine, ...] = ()
+    nv: Literal["auto"] | bool = "auto"
+    packages: OneLine | None = None
+    options: tuple[OneLine, ...] = ()
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the image is fetched by the runtime rather than a file or folder here."""
+        return re.match(r"[a-z-]+://", self.image) is not None
+
+
+class Interconnect(Section):
+    """Figures of the network between nodes, for the plan."""
+
+    bandwidth_gb_s: Annotated[float, Field(gt=0)] | None = None
+    latency_us: Annotated[float, Field(gt=0)] | None = None
+
+
+class Site(Section):
+    """A cluster as its users have to know it."""
+
+    partition: Names | None = None
+    account: Name | None = None
+    qos: Name | None = None
+    reservation: Names | None = None
+    constraint: Features | None = None
+    gpus: Gpus = Gpus()
+    cpus_per_device: Positive = 4
+    memory: JobMemory | None = None
+    exclusive: bool = False
+    time: Time | None = None
+    signal_s: Annotated[int, Field(ge=10, le=65535)] = 300
+    requeue: bool = True
+    mail: Mail | None = None
+    extra: tuple[Option, ...] = ()
+    output: Pattern = "launch/%x.%j.out"
+    error: Pattern | None = None
+    modules: tuple[Module, ...] = ()
+    conda: OneLine | None = None
+    venv: OneLine | None = None
+    python: OneLine | None = None
+    env: dict[Variable, Annotated[str, AfterValidator(_one_line)]] = Field(default_factory=dict)
+    container: Container | None = None
+    scratch: OneLine | None = None
+    interface: Interface | None = None
+    interconnect: Interconnect = Interconnect()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.conda is not None and self.venv is not None:
+            raise ValueError("conda and venv: expected one of them")
+        for option in self.extra:
+            name = option.removeprefix("--").partition("=")[0]
+            if name in OWN_OPTIONS:
+                raise ValueError(f"extra {option!r}: this is set by {OWN_OPTIONS[name]}")
+        if self.time is not None and not self.signal_s < seconds_of(self.time):
+            raise ValueError(f"signal_s {self.signal_s}: expected less than time, {self.time}")
+        return self
+
+
+def find_site(name: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The file of a site: `name` is a file or the name of one; without it, site.yaml in the current folder if any."""
+    if name is None:
+        return Path("site.yaml") if Path("site.yaml").is_file() else None
+    if "/" in name or name.endswith((".yaml", ".yml", ".json")):
+        return Path(name).expanduser()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ConfigError(
+            f"--site {name!r}: found characters that a name cannot have", fix="use letters, digits, . _ -"
+        )
+    for folder in (sites_folder(environ), SITES):
+        if (found := folder / f"{name}.yaml").is_file():
+            return found
+    known = sorted({path.stem for folder in (sites_folder(environ), SITES) for path in folder.glob("*.yaml")})
+    raise ConfigError(
+        f"--site {name}: no such site; found {', '.join(known)}",
+        fix=f"write {sites_folder(environ) / name}.yaml with `voxscale site detect --name {name}`, or give a file",
+    )
+
+
+def sites_folder(environ: Mapping[str, str]) -> Path:
+    """Where a user's own sites are kept."""
+    base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    return Path(base) / "voxscale" / "sites"
+
+
+def read_site(name: str | None, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Site:
+    """The site that `--site` names, checked; without one and without site.yaml, all is left to the cluster."""
+    path = find_site(name, environ)
+    try:
+        content = parse_yaml(path.read_text(), str(path)) if path is not None else {}
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such site", fix="write one with `voxscale site detect`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a readable YAML file") from error
+    content = {} if content is None else content
+    for override in overrides:
+        apply_override(content, override)
+    return check_section(Site, content, str(path or "site"))

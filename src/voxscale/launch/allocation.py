@@ -1,0 +1,77 @@
+"""Inside an allocation that the user has (`salloc`, `srun --pty`, a notebook's job): the same job files, run in it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+from voxscale.config.site import Site
+from voxscale.errors import InfrastructureError
+from voxscale.launch.batch import write_jobs
+from voxscale.launch.node import expand_nodes
+from voxscale.launch.sbatch import Job
+from voxscale.launch.slurm import clean, states_of
+from voxscale.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Nodes that are ours already. What differs from node to node is taken as the least of them."""
+
+    job: int
+    nodes: tuple[str, ...]
+    cpus: int
+    gpus: int
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Allocation | None:
+        """The allocation that SLURM's variables tell of, if it still stands: a shell may outlive its job."""
+        number, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+        if not number.isdigit() or not nodes:
+            return None
+        if states_of([int(number)], environ)[int(number)].state != "RUNNING":
+            return None
+        cpus = [int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))]
+        gpus = environ.get("SLURM_GPUS_ON_NODE", "0")
+        return cls(int(number), tuple(expand_nodes(nodes)), min(cpus), int(gpus) if gpus.isdigit() else 0)
+
+    def refuse_more_than(self, nodes: int) -> None:
+        if nodes > len(self.nodes):
+            raise InfrastructureError(
+                f"--nodes {nodes}: this shell's job {self.job} has {len(self.nodes)} ({', '.join(self.nodes)})",
+                fix=f"ask for at most {len(self.nodes)}, or start outside of the allocation to submit a job",
+            )
+
+
+def run_in_allocation(jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], allocation: Allocation) -> int:
+    """Run the jobs' files one after another in the allocation. Returns the attempt's number in the run's logs.
+
+    A signal to this process tells the ranks to save and end.
+    """
+    run = RunFolder(next(iter(jobs.values())).folder)
+    attempt = _next_attempt(run, allocation.job)
+    own = {"SLURM_JOB_ID": str(allocation.job), "VOXSCALE_ATTEMPT": str(attempt)}
+    for file in write_jobs(jobs, site).values():
+        step = subprocess.Popen(["/bin/bash", str(file)], env={**clean(environ), **own}, start_new_session=True)
+
+        def pass_on(number: int, frame: FrameType | None, step: subprocess.Popen[bytes] = step) -> None:
+            step.send_signal(signal.SIGUSR1)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        try:
+            code = step.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if code != 0:
+            break
+    return attempt
+
+
+def _next_attempt(run: RunFolder, job: int) -> int:
+    numbers = [int(path.name.rpartition("-")[2]) for path in run.logs.glob(f"{job}-*") if path.name[-1].isdigit()]
+    return max(numbers, default=-1) + 1

@@ -1,0 +1,225 @@
+"""Run folders as jobs: which jobs a run needs, how they hang together, and handing them to SLURM."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from voxscale.config.schema import Config
+from voxscale.config.site import Site
+from voxscale.data.build import store_root
+from voxscale.errors import ConfigError, InfrastructureError, VoxscaleError
+from voxscale.files import read_json, write_json, write_text
+from voxscale.launch.container import check_container, folders_of
+from voxscale.launch.sbatch import (
+    Job,
+    Request,
+    job_name,
+    output_pattern,
+    python_words,
+    render_once,
+    render_ranks,
+    render_sbatch,
+)
+from voxscale.launch.slurm import cancel, expand_output, states_of, submit
+from voxscale.runs import RunFolder
+
+TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT = "train", "open", "collect", "evaluate", "prepare", "script"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that SLURM has taken, as `jobs.json` records it."""
+
+    kind: str
+    id: int
+    file: str
+    log: str
+    tasks: int | None = None
+
+    def logs(self) -> list[Path]:
+        """Where its output goes; each task of an array has its own file."""
+        tasks = range(1, self.tasks + 1) if self.tasks else [None]
+        return [Path(str(self.log).replace("%a", str(task))) for task in tasks]
+
+
+def train_jobs(
+    root: Path, site: Site, request: Request, binds: Sequence[Path], *, opened: bool, debug_comm: bool
+) -> dict[str, Job]:
+    """The jobs that train one run: one that opens it where its data are not prepared yet, and the training."""
+    python = python_words(binds, site, gpus=request.gpus)
+    training = _training_job(root, shlex.quote(str(root)), site, request, python, debug_comm=debug_comm)
+    return {**({} if opened else {OPEN: open_job(root, site, request, python)}), TRAIN: training}
+
+
+def fold_jobs(
+    root: Path, site: Site, request: Request, binds: Sequence[Path], *, folds: int, opened: bool, debug_comm: bool
+) -> dict[str, Job]:
+    """The jobs of a cross-validation: an array with a task for each fold, and one that brings the scores together."""
+    python = python_words(binds, site, gpus=request.gpus)
+    run = f'{shlex.quote(str(root))}/fold-"$SLURM_ARRAY_TASK_ID"'
+    training = _training_job(root, run, site, request, python, debug_comm=debug_comm)
+    collect = Job(
+        name=f"{training.name}-collect",
+        purpose=f"voxscale: bring the scores of {folds} folds together",
+        folder=root,
+        request=replace(request, nodes=1),
+        lines=render_once(
+            site, request, python, ["-m", "voxscale.launch.folds", str(root), "--devices", str(request.devices)]
+        ),
+    )
+    opening = {} if opened else {OPEN: open_job(root, site, request, python, folds=True)}
+    return {**opening, TRAIN: replace(training, array=folds), COLLECT: collect}
+
+
+def _training_job(
+    root: Path, run: str, site: Site, request: Request, python: Sequence[str], *, debug_comm: bool
+) -> Job:
+    world = f"--world-size {request.world_size}"
+    return Job(
+        name=job_name(root.name),
+        purpose=f"voxscale: train {_described(request)}; by hand: sbatch THIS_FILE",
+        folder=root,
+        request=request,
+        lines=render_ranks(
+            run,
+            f'-m voxscale.train.worker "$run" --reports "$reports" {world}',
+            site,
+            request,
+            python=python,
+            program=RunFolder(root).node_program,
+            finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}", world],
+            node_options=("--echo first",),
+            resumes=True,
+        ),
+        resumes=True,
+        debug_comm=debug_comm,
+    )
+
+
+def open_job(root: Path, site: Site, request: Request, python: Sequence[str], *, folds: bool = False) -> Job:
+    """The job that finds, checks and prepares the data, and then writes the run folder."""
+    words = ["-m", "voxscale.launch.opening", str(root), "--nodes", str(request.nodes)]
+    words += ["--devices", str(request.devices), "--cpus", str(site.cpus_per_device * request.devices)]
+    words += [*(["--gpus"] if request.gpus else []), *(["--folds"] if folds else [])]
+    return Job(
+        name=f"{job_name(root.name)}-open",
+        purpose="voxscale: check and prepare the data, then write the run folder",
+        folder=root,
+        request=Request(devices=request.devices),
+        lines=render_once(site, request, python, words),
+    )
+
+
+def evaluate_job(
+    root: Path, site: Site, request: Request, binds: Sequence[Path], words: Sequence[str], *, debug_comm: bool
+) -> Job:
+    """The job that evaluates runs; `words` are the options of `voxscale.train.evaluation`."""
+    return Job(
+        name=f"{job_name(root.name)}-evaluate",
+        purpose=f"voxscale: evaluate {_described(request)}",
+        folder=root,
+        request=request,
+        lines=render_ranks(
+            shlex.quote(str(root)),
+            f'-m voxscale.train.evaluation {shlex.join(words)} --reports "$reports" --world-size {request.world_size}',
+            site,
+            request,
+            python=python_words(binds, site, gpus=request.gpus),
+            program=RunFolder(root).node_program,
+            finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}",
+                    "--evaluation"],
+            node_options=("--echo first",),
+        ),
+        debug_comm=debug_comm,
+    )  # fmt: skip
+
+
+def binds_of(config: Config, root: Path, environ: Mapping[str, str], data_files: Sequence[Path] = ()) -> list[Path]:
+    """The folders that a run's processes read and write."""
+    source = Path(config.data.source)
+    return [
+        source if source.is_dir() else source.parent,
+        *folders_of(data_files),
+        store_root(config.data, environ),
+        root.parent,
+    ]
+
+
+def check_binds(site: Site, binds: Sequence[Path]) -> list[str]:
+    return check_container(site.container, binds) if site.container is not None else []
+
+
+def submit_jobs(
+    jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], *, after: Sequence[int] = ()
+) -> list[Submitted]:
+    """Write the jobs' files and hand them to SLURM, each to begin when the one before has ended well.
+
+    What was submitted is recorded before the next; where one is refused, those before it are cancelled.
+    """
+    folder = RunFolder(next(iter(jobs.values())).folder)
+    submitted: list[Submitted] = []
+    waits_for = list(after)
+    for kind, file in write_jobs(jobs, site).items():
+        job = jobs[kind]
+        try:
+            number = submit(file, environ, after=waits_for)
+        except VoxscaleError:
+            cancel([each.id for each in submitted], environ)
+            raise
+        log = expand_output(Path(output_pattern(job, site.output)), number, job.name)
+        submitted.append(Submitted(kind, number, str(file), str(log), job.array))
+        write_json(folder.jobs, {"jobs": [vars(each) for each in submitted]})
+        waits_for = [number]
+    return submitted
+
+
+def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
+    """Write the jobs' files, and what their nodes run, into the folder they are for."""
+    texts = {kind: render_sbatch(job, site) for kind, job in jobs.items()}
+    folder = RunFolder(next(iter(jobs.values())).folder)
+    folder.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_text(folder.node_program, files("voxscale.launch").joinpath("node.py").read_text())
+    written = {}
+    for kind, job in jobs.items():
+        written[kind] = folder.launch / ("job.sbatch" if kind in (TRAIN, SCRIPT) else f"{kind}.sbatch")
+        write_text(written[kind], texts[kind])
+        output = Path(output_pattern(job, site.output)).parent
+        if "%" not in str(output):  # SLURM does not make it
+            output.mkdir(parents=True, exist_ok=True)
+    return written
+
+
+def read_jobs(run: RunFolder) -> list[Submitted]:
+    """The jobs of a folder's newest submission; none if it was never submitted."""
+    try:
+        content: dict[str, Any] = read_json(run.jobs)
+        return [Submitted(**job) for job in content["jobs"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
+    """A run that waits in the queue, or trains, is not submitted twice."""
+    jobs = read_jobs(run)
+    for number, state in states_of([job.id for job in jobs], environ).items():
+        if not state.is_over and state.state != "GONE":
+            raise InfrastructureError(
+                f"run {run.root}: job {number} is {state} for it already",
+                fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",
+            )
+
+
+def refuse_findings(findings: Sequence[str], site_name: str) -> None:
+    if findings:
+        raise ConfigError.from_findings(list(findings), fix=f"change the request, or {site_name}")
+
+
+def _described(request: Request) -> str:
+    kind = "GPU" if request.gpus else "process"
+    plural = kind if request.devices == 1 else {"GPU": "GPUs", "process": "processes"}[kind]
+    return f"on {request.nodes} node{'s' if request.nodes > 1 else ''} × {request.devices} {plural}"

@@ -1,0 +1,378 @@
+"""One node of a job: meet the other nodes, then start this node's ranks as torchrun does.
+
+    srun --ntasks-per-node 1 python node.py --nodes 2 --devices 4 --reports DIR -- -m voxscale.train.worker RUN …
+    srun --ntasks-per-node 1 python node.py --nodes 2 --devices 4 --reports DIR -- script.py ARGUMENTS
+
+Needs nothing but the standard library and torch: a copy of this file in the run folder also serves interpreters and
+images in which voxscale is not installed. Each node publishes its arrival in DIR, which all nodes share, so that one
+that does not come is named; the first node's arrival carries the address and the free port of the rendezvous. Each
+rank's output is kept in DIR/rank-NNNN.log, and how each node ended in DIR/node-NNNN.end.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+STOPPED = 75  # the exit code of ranks that saved their state and can be continued
+_GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a rank ended that should not have."""
+
+    rank: int
+    exit_code: int
+
+    def __str__(self) -> str:
+        if self.exit_code < 0:
+            return f"rank {self.rank} was killed by signal {-self.exit_code}"
+        return f"rank {self.rank} ended with exit code {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this node stands among those of the job, and where they all meet."""
+
+    index: int = 0
+    nodes: int = 1
+    address: str = "localhost"
+    endpoint: str = "localhost:0"
+    run_id: str = ""
+
+
+def expand_nodes(text: str) -> list[str]:
+    """The names in a node list as SLURM writes it: `gpu[01-03,7],login1` is gpu01 gpu02 gpu03 gpu7 login1."""
+    names = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        expanded = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+            numbers = [literal] if literal else [number for item in ranges.split(",") for number in _numbers(item)]
+            expanded = [start + number for start in expanded for number in numbers]
+        names.extend(expanded)
+    return names
+
+
+def _numbers(item: str) -> list[str]:
+    first, dash, last = item.partition("-")
+    if not dash:
+        return [first]
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def meet(reports: Path, *, nodes: int, interface: str | None, patience_s: float) -> Place:
+    """Publish that this node has come and wait for the others. Exits naming those that do not come."""
+    environ = os.environ
+    index = _index()
+    names = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
+    names = names if len(names) == nodes else [f"node {number}" for number in range(nodes)]
+    peers = [name for number, name in enumerate(names) if number != index]
+    address = _address_of(interface) if interface else address_towards(peers)
+    arrival: dict[str, Any] = {"node": names[index], "host": socket.gethostname(), "address": address}
+    if index == 0:
+        arrival.update(port=_free_port(address), run_id=uuid.uuid4().hex)
+    _write(_arrival(reports, index), arrival)
+    _use_interface(interface or next((name for name, its in interfaces().items() if its == address), None))
+    deadline = time.monotonic() + patience_s
+    while missing := [number for number in range(nodes) if not _arrival(reports, number).exists()]:
+        if time.monotonic() > deadline:
+            absent = ", ".join(names[number] for number in missing)
+            _give_up(
+                f"{absent} did not come within {patience_s:.0f} s; {nodes - len(missing)} of {nodes} nodes are here",
+                f"see whether {absent} can reach {reports}, and start there: srun -w NODE ls DIR",
+            )
+        time.sleep(0.05)
+    head = json.loads(_arrival(reports, 0).read_text())
+    return Place(index, nodes, address, f"{head['address']}:{head['port']}", head["run_id"])
+
+
+def address_towards(peers: Sequence[str]) -> str:
+    """This node's address on the way to another one; its own name may only lead to the loopback."""
+    for peer in peers:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+def interfaces() -> dict[str, str]:
+    """The network interfaces that have an IPv4 address, with it."""
+    ask_address = 0x8915  # SIOCGIFADDR
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(any_socket, ask_address, struct.pack("256s", name.encode()))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _address_of(interface: str) -> str:
+    known = interfaces()
+    if interface not in known:
+        _give_up(
+            f"{socket.gethostname()}: no interface {interface} with an address; found {', '.join(known)}",
+            "set `interface` in the site to one that every node has, or leave it out",
+        )
+    return known[interface]
+
+
+def _use_interface(name: str | None) -> None:
+    """Tell gloo and NCCL where the other nodes are, unless the user has."""
+    if name and name != "lo":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks(
+    arguments: Sequence[str],
+    devices: int,
+    *,
+    place: Place,
+    save_time_s: float,
+    watched: Path | None = None,
+) -> tuple[list[RankFailure], list[signal.Signals]]:
+    """Run `python ARGUMENTS` as this node's ranks under torch's elastic agent, and wait for them.
+
+    Signals are passed on to the ranks, which get `save_time_s` to save. Where another node has written a failure to
+    `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    wanted: dict[str, Any] = {
+        "min_nodes": place.nodes,
+        "max_nodes": place.nodes,
+        "nproc_per_node": devices,
+        "run_id": place.run_id or uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": place.endpoint,
+        "rdzv_configs": {"is_host": place.index == 0} if place.nodes > 1 else {},
+        "local_addr": place.address,
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "signals_to_handle": "SIGHUP,SIGQUIT",
+        "shutdown_timeout": int(save_time_s),
+    }
+    known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
+    config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.disable(logging.ERROR)  # what went wrong is ours to say
+    failures: list[RankFailure] = []
+    with _signals_passed_on(save_time_s) as received, _watching(watched):
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as error:
+            failures = [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
+        finally:
+            logging.disable(logging.NOTSET)
+    return failures, received
+
+
+@contextlib.contextmanager
+def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
+    """Pass signals to the child processes, however often they come; yields the list of those received.
+
+    The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
+    """
+    received: list[signal.Signals] = []
+    patience = threading.Timer(save_time_s, signal_children, [signal.SIGKILL])
+    patience.daemon = True
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(signal.Signals(number))
+        if len(received) == 1:
+            patience.start()
+        signal_children(signal.SIGTERM if number == signal.SIGINT else number)  # Python answers SIGINT with a traceback
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield received
+    finally:
+        patience.cancel()
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if received else handler)
+
+
+@contextlib.contextmanager
+def _watching(reports: Path | None) -> Iterator[None]:
+    """End the ranks here soon after those of another node have failed; libraries may wait half an hour for them."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while reports is not None and not done.wait(1.0):
+            ends = [json.loads(path.read_text()) for path in reports.glob("node-*.end.json")]
+            if any(end["failures"] and not end["stopped"] for end in ends):
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    if not done.wait(_GRACE_S):
+                        signal_children(number)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def signal_children(number: int) -> None:
+    own = os.getpid()
+    for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), number)
+
+
+def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
+    """Keep this rank's output in its own log, show it too if it is `echo`ed, and become `python ARGUMENTS`."""
+    rank = os.environ.get("RANK", "0")
+    read, write = os.pipe()
+    shown = 1 if echo == "all" or rank == "0" else None
+    log = os.open(reports / f"rank-{int(rank):04d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if os.fork() == 0:
+        os.close(write)
+        if os.fork() == 0:  # a grandchild, so that the rank has no child that it knows nothing of
+            _copy(read, [log] if shown is None else [log, shown])
+        os._exit(0)
+    os.wait()
+    os.close(read)
+    os.dup2(write, 1)
+    os.dup2(write, 2)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    stop_with_parent()
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 an argument list
+
+
+def stop_with_parent() -> None:
+    """A process whose parent is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _copy(source: int, targets: Sequence[int]) -> NoReturn:
+    """Copy to the end, whatever signals the job gets meanwhile."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while block := os.read(source, 65536):
+        for target in targets:
+            with contextlib.suppress(OSError):  # a full disk or a closed screen is not the rank's concern
+                os.write(target, block)
+    os._exit(0)
+
+
+def run_node(options: argparse.Namespace) -> int:
+    """Start this node's ranks, wait for them, and leave word of how they ended."""
+    reports: Path = options.reports
+    reports.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    failures: list[RankFailure] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _raise_early)
+    try:
+        failures, received = _start(options, reports)
+        stopped = bool(received) or bool(failures and all(failure.exit_code == STOPPED for failure in failures))
+    except _EarlySignal:  # the ranks had not begun
+        stopped = True
+    end = {
+        "failures": [str(failure) for failure in failures],
+        "codes": [failure.exit_code for failure in failures],
+        "stopped": stopped,
+        "wall_s": round(time.monotonic() - began, 3),
+    }
+    _write(reports / f"node-{_index():04d}.end.json", end)
+    return STOPPED if stopped else 1 if failures else 0
+
+
+class _EarlySignal(BaseException):
+    """A signal came before there were ranks to pass it on to."""
+
+
+def _raise_early(number: int, frame: Any) -> None:
+    raise _EarlySignal
+
+
+def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure], list[signal.Signals]]:
+    place = Place()
+    if options.nodes > 1:
+        place = meet(reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
+    else:
+        _write(_arrival(reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
+    as_rank = [str(Path(__file__).resolve()), "rank", str(reports), options.echo, *options.command]
+    if options.plain:
+        return _start_plain(as_rank, options.save_time)
+    return start_ranks(as_rank, options.devices, place=place, save_time_s=options.save_time, watched=reports)
+
+
+def _start_plain(as_rank: Sequence[str], save_time_s: float) -> tuple[list[RankFailure], list[signal.Signals]]:
+    """Run the command once, without torchrun and its variables."""
+    with _signals_passed_on(save_time_s) as received:
+        code = subprocess.run([sys.executable, *as_rank], check=False).returncode
+    return ([RankFailure(0, code)] if code else []), received
+
+
+def _index() -> int:
+    return int(os.environ.get("SLURM_NODEID", "0"))
+
+
+def _arrival(reports: Path, index: int) -> Path:
+    return reports / f"node-{index:04d}.json"
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that appears whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside.write_text(json.dumps(content))
+    aside.replace(path)
+
+
+def _give_up(message: str, fix: str) -> NoReturn:
+    print(f"error: {message}\n  fix: {fix}", file=sys.stderr, flush=True)
+    sys.exit(4)
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv[:1] == ["rank"]:
+        become_rank(Path(argv[1]), argv[2], argv[3:])
+    parser = argparse.ArgumentParser(description="Start the ranks of one node of a job.")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1, help="ranks on this node")
+    parser.add_argument("--reports", type=Path, required=True, help="a folder that all nodes share")
+    parser.add_argument("--interface", help="the network interface between the nodes")
+    parser.add_argument("--wait", type=float, default=600.0, metavar="S", help="for the other nodes")
+    parser.add_argument("--save-time", type=float, default=60.0, metavar="S", help="for ranks to save after a signal")
+    parser.add_argument("--echo", choices=("all", "first"), default="all", help="whose output is shown")
+    parser.add_argument("--plain", action="store_true", help="run the command once, without torchrun")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what `python` is to run, after --")
+    options = parser.parse_args(argv)
+    options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    return run_node(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

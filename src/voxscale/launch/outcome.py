@@ -1,0 +1,135 @@
+"""How a run ended, read from its folder: never from the exit code of what started its ranks.
+
+    python -m voxscale.launch.outcome RUN --reports DIR --world-size N
+
+is the last line of a job: it says what went wrong and ends with the exit code of the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from voxscale.config.load import read_config
+from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, TrainingError, VoxscaleError
+from voxscale.files import read_json, write_json
+from voxscale.runs import RunFolder, error_files
+from voxscale.train.events import read_events
+from voxscale.train.ownership import is_live
+
+
+def read_state(run: RunFolder) -> str | None:
+    """How the last start of a run ended: done, stopped, failed; None if it was not written down."""
+    try:
+        return str(read_json(run.metrics)["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def judge(
+    run: RunFolder, reports: Path, failures: Sequence[str], *, world_size: int, otherwise: VoxscaleError | None = None
+) -> None:
+    """Raise what made a run fail or stop early, if it is not done; a failure that was not written down is now."""
+    state = read_state(run)
+    if state == "done":
+        return
+    error = read_failure(run, reports, failures, otherwise=otherwise)
+    if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
+        _record_failure(run, world_size)
+    raise error
+
+
+def read_failure(
+    run: RunFolder, reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None
+) -> VoxscaleError:
+    """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second."""
+    for record in map(read_json, error_files(reports)):
+        if kind := BY_CODE.get(record["code"]):
+            place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
+            return kind(place + record["message"], fix=record["fix"])
+    return otherwise or TrainingError(
+        "; ".join(failures) or "the ranks ended before their work did",
+        fix=f"see {reports}; start the same command again to continue from the last checkpoint",
+    )
+
+
+def node_failures(reports: Path) -> list[str]:
+    """What the nodes of a job saw of their ranks' ends, each with its node."""
+    return [
+        f"{_node(reports, path)}: {failure}"
+        for path in sorted(reports.glob("node-*.end.json"))
+        for failure in read_json(path)["failures"]
+    ]
+
+
+def unsaid(reports: Path, nodes: int) -> VoxscaleError | None:
+    """What is to be said of ranks that left no error themselves."""
+    ends = [read_json(path) for path in reports.glob("node-*.end.json")]
+    if ends and all(end["stopped"] for end in ends):
+        return StoppedEarly("stopped by a signal; nothing new was saved", fix="start the same command again")
+    return _missing_nodes(reports, nodes)
+
+
+def _missing_nodes(reports: Path, nodes: int) -> InfrastructureError | None:
+    """What is to be said if not all nodes of a job have come."""
+    came = [read_json(reports / f"node-{index:04d}.json") for index in range(nodes) if _arrived(reports, index)]
+    if len(came) == nodes:
+        return None
+    here = f" ({', '.join(arrival['node'] for arrival in came)})" if came else ""
+    return InfrastructureError(
+        f"{len(came)} of {nodes} nodes came{here}: the others could not start their ranks",
+        fix=f"see the job's output; every node has to see {reports.parent}, the interpreter and the image",
+    )
+
+
+def _arrived(reports: Path, index: int) -> bool:
+    return (reports / f"node-{index:04d}.json").exists()
+
+
+def _node(reports: Path, end: Path) -> str:
+    return str(read_json(reports / end.name.replace(".end", ""))["node"])
+
+
+def _record_failure(run: RunFolder, world_size: int) -> None:
+    """Write the `metrics.json` that the ranks could not write any more, from their events."""
+    events = read_events(run.events)
+    bests = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
+    metrics: dict[str, Any] = {
+        "task": read_config(run.config).task,
+        "state": "failed",
+        "best": {key: bests[-1][key] for key in ("step", "metric", "value")} if bests else None,
+        "summary": {},
+        "world_size": world_size,
+        "steps": max((event["step"] for event in events), default=0),
+        "wall_s": events[-1]["time_s"] if events else 0.0,
+        "weights_sha256": None,
+    }
+    write_json(run.metrics, metrics)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m voxscale.launch.outcome", description="Say how a job's run ended.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--reports", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--evaluation", action="store_true", help="the ranks evaluated the run, they did not train it")
+    options = parser.parse_args(arguments)
+    run, reports = RunFolder(options.run), options.reports
+    failures, otherwise = node_failures(reports), unsaid(reports, options.nodes)
+    try:
+        if not options.evaluation:
+            judge(run, reports, failures, world_size=options.world_size, otherwise=otherwise)
+        elif failures or otherwise or error_files(reports):
+            raise read_failure(run, reports, failures, otherwise=otherwise)
+    except VoxscaleError as error:
+        print(error.as_text(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

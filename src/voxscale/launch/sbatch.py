@@ -1,0 +1,244 @@
+"""Render jobs for SLURM: text that is pure, readable, and runs by hand with `sbatch`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from voxscale.config.site import Site
+from voxscale.errors import ConfigError
+from voxscale.launch.container import render_container, render_passed_on
+
+_MEMORY_UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}  # in MB; SLURM's default is M
+DEBUG_COMMUNICATION = {
+    "NCCL_DEBUG": "INFO",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how to run on a cluster, as the command line says it."""
+
+    site: Site
+    nodes: int | None = None
+    devices: str = "auto"
+    after: tuple[int, ...] = ()
+    debug_comm: bool = False
+    detach: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks of the cluster: whole nodes' shares for its devices, or one node's CPUs."""
+
+    nodes: int = 1
+    devices: int = 1
+    gpus: bool = False
+    cpus: int | None = None  # of each node; by the site's cpus_per_device unless stated
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.devices
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job before it is text. `folder` is where its output goes and what all nodes have to see."""
+
+    name: str
+    purpose: str
+    folder: Path
+    request: Request
+    lines: tuple[str, ...]
+    array: int | None = None
+    resumes: bool = False
+    debug_comm: bool = False
+
+
+def job_name(text: str) -> str:
+    """A name for a job out of any text."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("._-")[:64] or "voxscale"
+
+
+def refuse_unspeakable(path: Path) -> None:
+    """A path that cannot stand behind #SBATCH, where only double quotes protect it."""
+    if not str(path).isprintable() or re.search(r'["\\]', str(path)):
+        raise ConfigError(
+            f'{str(path)!r}: a job cannot have a path with line breaks, control characters, " or \\',
+            fix="choose another folder with --run",
+        )
+
+
+def cpus_per_task(site: Site, request: Request) -> int:
+    return request.cpus or site.cpus_per_device * request.devices
+
+
+def memory_mb(site: Site, request: Request) -> int | None:
+    """Memory of a node that the job asks for, in SLURM's MB; None leaves it to the cluster."""
+    if site.memory is None:
+        return None
+    text = site.memory.per_node or site.memory.per_device or ""
+    amount = int(text.rstrip("KMGT")) * _MEMORY_UNITS[text.lstrip("0123456789")]
+    return round(amount * (1 if site.memory.per_node else request.devices))
+
+
+def render_sbatch(job: Job, site: Site) -> str:
+    """The whole file."""
+    lines = ["#!/bin/bash", f"# {job.purpose}", *(f"#SBATCH {option}" for option in render_options(job, site)), ""]
+    return "\n".join([*lines, *_environment(job, site), *job.lines, ""])
+
+
+def render_options(job: Job, site: Site) -> list[str]:
+    """What stands behind #SBATCH, in order."""
+    request = job.request
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={request.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus_per_task(site, request)}",
+    ]
+    if request.gpus and site.gpus.ask == "gres":
+        options.append(f"--gres=gpu:{_gpus(site, request)}")
+    elif request.gpus and site.gpus.ask == "gpus-per-node":
+        options.append(f"--gpus-per-node={_gpus(site, request)}")
+    if (memory := memory_mb(site, request)) is not None:
+        options.append(f"--mem={memory}M")
+    for name in ("partition", "account", "qos", "reservation"):
+        if (value := getattr(site, name)) is not None:
+            options.append(f"--{name}={value}")
+    if site.constraint is not None:
+        options.append(f'--constraint="{site.constraint}"')
+    if site.time is not None:
+        options.append(f"--time={site.time}")
+    if site.exclusive:
+        options.append("--exclusive")
+    if site.mail is not None:
+        options += [f"--mail-user={site.mail.to}", f"--mail-type={','.join(site.mail.when)}"]
+    options.append(f'--output="{output_pattern(job, site.output)}"')
+    if site.error is not None:
+        options.append(f'--error="{output_pattern(job, site.error)}"')
+    options.append("--open-mode=append")
+    if job.array is not None:
+        options.append(f"--array=1-{job.array}")
+    options.append("--requeue" if job.resumes and site.requeue else "--no-requeue")
+    if job.resumes:
+        options.append(f"--signal=B:USR1@{site.signal_s}")
+    return [*options, *map(_quoted, site.extra)]
+
+
+def _quoted(option: str) -> str:
+    name, separator, value = option.partition("=")
+    return f'{name}="{value}"' if separator else name
+
+
+def _gpus(site: Site, request: Request) -> str:
+    return f"{site.gpus.type}:{request.devices}" if site.gpus.type else str(request.devices)
+
+
+def output_pattern(job: Job, pattern: str) -> str:
+    """Where SLURM writes the job's output, in its own % patterns."""
+    refuse_unspeakable(job.folder)
+    folder = str(job.folder).replace("%", "%%")
+    if job.array is not None:
+        pattern = pattern.replace("%j", "%A_%a")
+    return pattern if pattern.startswith("/") else f"{folder}/{pattern}"
+
+
+def _environment(job: Job, site: Site) -> list[str]:
+    """Modules, environment and variables of the site."""
+    lines = [f"module load {name}" for name in site.modules]
+    if site.conda is not None:
+        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(site.conda)}"]
+    if site.venv is not None:
+        lines.append(f"source {shlex.quote(site.venv + '/bin/activate')}")
+    variables = {**(DEBUG_COMMUNICATION if job.debug_comm else {}), **site.env}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return ["# What this site needs", *lines, ""] if lines else []
+
+
+def python_words(job_binds: Sequence[Path], site: Site, *, gpus: bool, python: str | None = None) -> list[str]:
+    """The interpreter: that of the container, of the activated environment, or the one this program runs in."""
+    chosen = python or site.python
+    if site.container is not None:
+        return render_container(site.container, job_binds, gpus=gpus, python=chosen or "python3")
+    return [chosen or ("python" if site.conda or site.venv else sys.executable)]
+
+
+def render_words(words: Sequence[str], *, between: str = "\n  ") -> str:
+    """Words for the shell, quoted, broken into readable lines that `between` joins."""
+    lines: list[str] = []
+    line = ""
+    for word in map(shlex.quote, words):
+        if line and (len(line) + len(word) > 100 or word.startswith("--bind")):
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}".strip()
+    return between.join([*lines, line])
+
+
+def render_once(site: Site, request: Request, python: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+    """The lines of a job that is one process on one node."""
+    words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
+    return (render_words([*words, *python, *command], between=" \\\n  "),)
+
+
+def render_ranks(
+    run: str,
+    command: str,
+    site: Site,
+    request: Request,
+    *,
+    python: Sequence[str],
+    program: Path,
+    finish: Sequence[str],
+    node_options: Sequence[str] = (),
+    resumes: bool = False,
+) -> tuple[str, ...]:
+    """The lines of a job that starts ranks on all its nodes. `run` and `command` are shell text, quoted already."""
+    keep = render_passed_on(site.container) if site.container is not None else ""
+    on_node = f"bash -c {shlex.quote(keep)} node " if keep else ""
+    options = [f"--nodes {request.nodes} --devices {request.devices}", '--reports "$reports"', *node_options]
+    if site.interface is not None:
+        options.append(f"--interface {site.interface}")
+    again = ['if [ "$limit" = reached ] && [ "$code" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi']
+    return (
+        f"run={run}",
+        'reports="$run/logs/$SLURM_JOB_ID-${VOXSCALE_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}"',
+        "python=(",
+        f"  {render_words(python)}",
+        ")",
+        "",
+        "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
+        "# port of the first node, under a random name. The output of each rank is kept in $reports.",
+        f'node=("${{python[@]}}" {shlex.quote(str(program))} {" ".join(options)})',
+        f"command=({command})",
+        "",
+        *(
+            (
+                "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again.",
+                "limit=ahead",
+                "trap 'limit=reached; kill -USR1 \"$step\" 2>/dev/null' USR1",
+            )
+            if resumes
+            else ()
+        ),
+        "trap : TERM  # cancelled, preempted or requeued: the ranks are told by SLURM; wait until they have saved",
+        f'srun --nodes={request.nodes} --ntasks={request.nodes} --ntasks-per-node=1 '
+        f'--cpus-per-task={cpus_per_task(site, request)} --overlap --kill-on-bad-exit=0 \\',
+        f'  {on_node}"${{node[@]}}" -- "${{command[@]}}" &',
+        "step=$!",
+        'while kill -0 "$step" 2>/dev/null; do wait "$step"; done',
+        "",
+        "# How it ended is read from the run folder",
+        f'"${{python[@]}}" {" ".join(finish)}',
+        "code=$?",
+        *(again if resumes and site.requeue else ()),
+        'exit "$code"',
+    )  # fmt: skip

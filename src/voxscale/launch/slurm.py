@@ -1,0 +1,107 @@
+"""Talk to SLURM: its own programs, called with argument lists and time-outs. Nothing here needs accounting."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from voxscale.errors import InfrastructureError, printable
+
+_TIMEOUT_S = 60.0
+_OVER = frozenset(
+    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "PREEMPTED"}
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One job as the scheduler sees it now. `reason` says why it waits or how it ended."""
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _OVER
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        return f"{self.state.lower()}{reason}"
+
+
+GONE = JobState("GONE", "SLURM does not know it any more")
+
+
+def ask(*words: str, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> str:
+    """What one of SLURM's programs prints. Raises what it complains about."""
+    if shutil.which(words[0], path=environ.get("PATH")) is None:
+        raise InfrastructureError(
+            f"no SLURM on this machine: found no {words[0]} in PATH",
+            fix="log in to the cluster, load its slurm module, or train here with --on local",
+        )
+    try:
+        done = subprocess.run(
+            words, env=clean(environ), capture_output=True, text=True, timeout=timeout_s, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        raise InfrastructureError(
+            f"{words[0]}: no answer within {timeout_s:.0f} s", fix="see with `sinfo` whether the scheduler is up"
+        ) from None
+    if done.returncode != 0:
+        complaint = printable(" ".join((done.stderr or done.stdout).split()))
+        raise InfrastructureError(f"{words[0]}: {complaint}", fix="change what is asked for, or the site's profile")
+    return done.stdout
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a surrounding job says of itself: SLURM's programs take it for options."""
+    kept = ("SLURM_CONF", "SLURM_TIME_FORMAT")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in kept or not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SALLOC_"))
+    }
+
+
+def submit(file: Path, environ: Mapping[str, str], *, after: Sequence[int] = (), hold: bool = False) -> int:
+    """Hand a job to the scheduler; it waits for the jobs in `after` to end well. Returns its number."""
+    options = [f"--dependency=afterok:{':'.join(map(str, after))}", "--kill-on-invalid-dep=yes"] if after else []
+    options += ["--hold"] if hold else []
+    answer = ask("sbatch", "--parsable", *options, str(file), environ=environ)
+    return int(answer.strip().splitlines()[-1].partition(";")[0])
+
+
+def states_of(jobs: Sequence[int], environ: Mapping[str, str]) -> dict[int, JobState]:
+    """The states of jobs, of an array that of the task that is furthest from its end. Forgotten ones are GONE."""
+    if not jobs:
+        return {}
+    numbers = ",".join(map(str, jobs))
+    try:
+        answer = ask("squeue", "-h", "-r", "-t", "all", "-j", numbers, "-o", "%A|%F|%T|%r|%N", environ=environ)
+    except InfrastructureError as error:
+        if "Invalid job id" not in error.message:
+            raise
+        answer = ""
+    found: dict[int, list[JobState]] = {}
+    for line in answer.splitlines():
+        own, array, state, reason, nodes = line.split("|", 4)
+        for number in {int(own), int(array)}:
+            found.setdefault(number, []).append(JobState(state, reason, nodes))
+    return {job: min(found.get(job, [GONE]), key=lambda each: each.is_over) for job in jobs}
+
+
+def cancel(jobs: Sequence[int], environ: Mapping[str, str]) -> None:
+    """Ask the scheduler to end jobs; their ranks get its KillWait to save."""
+    if jobs:
+        ask("scancel", *map(str, jobs), environ=environ)
+
+
+def expand_output(pattern: Path, job: int, name: str, task: int | None = None) -> Path:
+    """The file that SLURM writes for an output pattern."""
+    values = {"%%": "%", "%j": str(job), "%A": str(job), "%x": name, "%a": str(task or 0)}
+    return Path(re.sub(r"%[%jAxa]", lambda match: values[match[0]], str(pattern)))
