@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from voxscale.config.base import Positive, Section
 from voxscale.config.load import apply_override, check_section, parse_yaml
@@ -22,7 +22,7 @@ SITES = Path(__file__).parent.parent / "sites"  # those that are shipped
 
 def _allowed(pattern: str, expected: str) -> AfterValidator:
     def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
+        if not re.fullmatch(pattern, text, re.ASCII):
             raise ValueError(f"found {text!r}, expected {expected}")
         return text
 
@@ -33,6 +33,17 @@ def _one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"found {text!r}, expected one line of printable characters")
     return text
+
+
+def _no_option(text: str) -> str:
+    if text.startswith("-"):
+        raise ValueError(f"found {text!r}, expected no - at the beginning, which would make it an option")
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    """YAML reads 30 as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def seconds_of(time: str) -> int:
@@ -48,19 +59,27 @@ def seconds_of(time: str) -> int:
 
 _TIME = r"\d{1,7}(:\d{1,2}){0,2}|\d{1,5}-\d{1,2}(:\d{1,2}){0,2}"
 Name = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*", "letters, digits and . _ @ + -")]
-Names = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*", "names of letters, digits and . _ @ + -")]
+Names = Annotated[
+    str,
+    _allowed(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*(,[A-Za-z0-9][A-Za-z0-9_.@+-]*)*", "names of letters, digits and . _ @ + -"),
+]
 Features = Annotated[str, _allowed(r"[A-Za-z0-9_.,:@+*&|()\[\]!-]+", "features joined with & | , and no spaces")]
-Module = Annotated[str, _allowed(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*", "a module's name such as cuda/12.4")]
+Module = Annotated[str, _allowed(r"[A-Za-z0-9_][A-Za-z0-9_.+/@:-]*", "a module's name such as cuda/12.4")]
 Variable = Annotated[str, _allowed(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 Interface = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}", "an interface's name such as ib0")]
-Memory = Annotated[str, _allowed(r"[1-9]\d{0,9}[KMGT]?", "a number with K, M, G or T, such as 64G")]
-Time = Annotated[str, _allowed(_TIME, "a time such as 30, 12:00:00 or 2-00:00:00")]
+Memory = Annotated[
+    str, BeforeValidator(_as_text), _allowed(r"[1-9]\d{0,9}[KMGT]?", "a number with K, M, G or T, such as 64G")
+]
+Time = Annotated[str, BeforeValidator(_as_text), _allowed(_TIME, "a time such as 30, 12:00:00 or 2-00:00:00")]
 OneLine = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
+Word = Annotated[OneLine, AfterValidator(_no_option)]
 Pattern = Annotated[
     str, _allowed(r"[A-Za-z0-9_.+=,@%/ -]+", "a file name of letters, digits and / . _ + = , @ - with %x, %j …")
 ]
 _OPTION = r'--[a-z][a-z0-9-]*(=[^"\\\x00-\x1f\x7f]*)?'
-Option = Annotated[str, _allowed(_OPTION, 'an option such as --licenses=matlab:1, without " and \\')]
+Option = Annotated[
+    str, AfterValidator(_one_line), _allowed(_OPTION, 'an option such as --licenses=matlab:1, without " and \\')
+]
 
 # What render_sbatch writes itself; a second one would silently win or lose.
 OWN_OPTIONS = {
@@ -123,16 +142,17 @@ class Container(Section):
     """The image that the ranks run in. Data, run, store and project are bound by themselves, at the same paths."""
 
     runtime: Literal["apptainer", "singularity", "charliecloud"] = "apptainer"
-    image: OneLine
-    binds: tuple[OneLine, ...] = ()
+    image: Word
+    binds: tuple[Word, ...] = ()
     nv: Literal["auto"] | bool = "auto"
-    packages: OneLine | None = None
+    packages: Word | None = None
     options: tuple[OneLine, ...] = ()
+    cache: Word | None = None
 
     @property
     def is_reference(self) -> bool:
         """Whether the image is fetched by the runtime rather than a file or folder here."""
-        return re.match(r"[a-z-]+://", self.image) is not None
+        return re.match(r"[a-z]+://|(docker|oci)-[a-z]+:|oci:", self.image) is not None
 
 
 class Interconnect(Section):
@@ -162,12 +182,12 @@ class Site(Section):
     output: Pattern = "launch/%x.%j.out"
     error: Pattern | None = None
     modules: tuple[Module, ...] = ()
-    conda: OneLine | None = None
-    venv: OneLine | None = None
-    python: OneLine | None = None
+    conda: Word | None = None
+    venv: Word | None = None
+    python: Word | None = None
     env: dict[Variable, Annotated[str, AfterValidator(_one_line)]] = Field(default_factory=dict)
     container: Container | None = None
-    scratch: OneLine | None = None
+    scratch: Word | None = None
     interface: Interface | None = None
     interconnect: Interconnect = Interconnect()
 
@@ -220,6 +240,22 @@ def read_site(name: str | None, environ: Mapping[str, str], overrides: Sequence[
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a readable YAML file") from error
     content = {} if content is None else content
-    for override in overrides:
+    for override in overrides if isinstance(content, dict) else ():
         apply_override(content, override)
-    return check_section(Site, content, str(path or "site"))
+    return _at_home(check_section(Site, content, str(path or "site")), environ)
+
+
+def _at_home(site: Site, environ: Mapping[str, str]) -> Site:
+    """The site with ~/ filled in: in a job's file it is quoted, and the shell leaves it alone."""
+
+    def fill(text: str) -> str:
+        return f"{environ.get('HOME') or Path.home()}{text[1:]}" if text.startswith("~/") else text
+
+    paths = {name: fill(value) for name in ("conda", "venv", "python") if (value := getattr(site, name)) is not None}
+    if site.container is None:
+        return site.model_copy(update=paths)
+    kept = {"cache": f"{environ.get('XDG_CACHE_HOME') or fill('~/.cache')}/voxscale/images"}
+    names = ("image", "packages", "cache")
+    own = kept | {name: fill(value) for name in names if (value := getattr(site.container, name)) is not None}
+    container = site.container.model_copy(update={**own, "binds": tuple(map(fill, site.container.binds))})
+    return site.model_copy(update={**paths, "container": container})

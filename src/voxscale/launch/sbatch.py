@@ -11,7 +11,7 @@ from pathlib import Path
 
 from voxscale.config.site import Site
 from voxscale.errors import ConfigError
-from voxscale.launch.container import render_container, render_passed_on
+from voxscale.launch.container import needs_words, render_container, render_passed_on, render_variables
 
 _MEMORY_UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}  # in MB; SLURM's default is M
 DEBUG_COMMUNICATION = {
@@ -160,6 +160,7 @@ def _environment(job: Job, site: Site) -> list[str]:
         lines.append(f"source {shlex.quote(site.venv + '/bin/activate')}")
     variables = {**(DEBUG_COMMUNICATION if job.debug_comm else {}), **site.env}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines += render_variables(site.container) if site.container is not None else []
     return ["# What this site needs", *lines, ""] if lines else []
 
 
@@ -186,7 +187,22 @@ def render_words(words: Sequence[str], *, between: str = "\n  ") -> str:
 def render_once(site: Site, request: Request, python: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """The lines of a job that is one process on one node."""
     words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
-    return (render_words([*words, *python, *command], between=" \\\n  "),)
+    line = render_words([*words, *_kept(site), *python, *command], between=" \\\n  ")
+    return (*_needs(site, render_words(python, between=" \\\n  ")), line)
+
+
+def _kept(site: Site) -> list[str]:
+    """The words before a container's own that keep variables which it would drop."""
+    keep = render_passed_on(site.container, site.env) if site.container is not None else ""
+    return ["bash", "-c", keep, "node"] if keep else []
+
+
+def _needs(site: Site, python: str) -> list[str]:
+    """Lines that end a job whose image lacks something, all of it said; `python` is shell text."""
+    if site.container is None:
+        return []
+    words = render_words(needs_words(site.container), between=" \\\n  ")
+    return ["# What the image lacks is said before anything starts", f"{python} {words} || exit", ""]
 
 
 def render_ranks(
@@ -200,10 +216,13 @@ def render_ranks(
     finish: Sequence[str],
     node_options: Sequence[str] = (),
     resumes: bool = False,
+    is_own: bool = True,
 ) -> tuple[str, ...]:
-    """The lines of a job that starts ranks on all its nodes. `run` and `command` are shell text, quoted already."""
-    keep = render_passed_on(site.container) if site.container is not None else ""
-    on_node = f"bash -c {shlex.quote(keep)} node " if keep else ""
+    """The lines of a job that starts ranks on all its nodes. `run` and `command` are shell text, quoted already.
+
+    `is_own` says that the ranks are voxscale's, so an image has to hold what it needs.
+    """
+    on_node = "".join(f"{shlex.quote(word)} " for word in _kept(site))
     options = [f"--nodes {request.nodes} --devices {request.devices}", '--reports "$reports"', *node_options]
     if site.interface is not None:
         options.append(f"--interface {site.interface}")
@@ -215,6 +234,7 @@ def render_ranks(
         f"  {render_words(python)}",
         ")",
         "",
+        *(_needs(site, '"${python[@]}"') if is_own else ()),
         "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
         "# port of the first node, under a random name. The output of each rank is kept in $reports.",
         f'node=("${{python[@]}}" {shlex.quote(str(program))} {" ".join(options)})',

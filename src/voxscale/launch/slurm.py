@@ -27,7 +27,8 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _OVER
+        """Whether it has ended, or did so long ago that the scheduler has forgotten it."""
+        return self.state in _OVER or self is GONE
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
@@ -68,10 +69,9 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def submit(file: Path, environ: Mapping[str, str], *, after: Sequence[int] = (), hold: bool = False) -> int:
+def submit(file: Path, environ: Mapping[str, str], *, after: Sequence[int] = ()) -> int:
     """Hand a job to the scheduler; it waits for the jobs in `after` to end well. Returns its number."""
     options = [f"--dependency=afterok:{':'.join(map(str, after))}", "--kill-on-invalid-dep=yes"] if after else []
-    options += ["--hold"] if hold else []
     answer = ask("sbatch", "--parsable", *options, str(file), environ=environ)
     return int(answer.strip().splitlines()[-1].partition(";")[0])
 
