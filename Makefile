@@ -25,12 +25,13 @@ cluster: setup  ## the full matrix on a real SLURM that is installed and started
 
 BENCH_DATA ?= data/brats-like
 
-bench: setup  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases. Not part of test.
+bench: setup  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job. Not part of test.
 	$(BIN)/python bench/patches.py --data $(BENCH_DATA) --patch 128 128 128 --threads 1
 	$(BIN)/python bench/stream.py --cases 1000000
 	$(BIN)/python bench/windows.py --threads 1
 	$(BIN)/python bench/train_job.py
 	$(BIN)/python bench/quality.py
+	$(BIN)/python bench/launch.py
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from conftest import RECIPES, REPOSITORY, Cli, Finished
+from lab.slurm import SlurmLab
 from voxscale.config.load import make_config, parse_yaml, plain
 from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic import ensure_like
@@ -87,7 +89,48 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
     make_brats(checkout)
     follow(train, cli_here, run_python, *alone, "--dry-run")
     listed = re.findall(r"^\| `(\w+)", (REPOSITORY / "README.md").read_text().partition("## Verbs")[2], re.MULTILINE)
-    assert listed == ["demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict", "runs"]
+    assert listed == [
+        *[
+            "demo",
+            "init",
+            "doctor",
+            "show",
+            "prepare",
+            "train",
+            "evaluate",
+            "predict",
+            "launch",
+            "runs",
+            "cancel",
+            "site",
+            "image",
+        ]
+    ]
+
+
+@pytest.mark.slurm
+def test_the_cluster_page_can_be_followed(
+    checkout: Path,
+    idle_slurm: SlurmLab,
+    cli_here: Cli,
+    run_python: Callable[..., Finished],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in idle_slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    (checkout / "site.yaml").write_text("cpus_per_device: 1\n")
+    ladder = REPOSITORY / "examples" / "ladder"
+    for name, copy in {"3_torchrun.py": "train.py", "1_single.py": "single.py", "blobs.py": "blobs.py"}.items():
+        shutil.copy(ladder / name, checkout / copy)
+    for block in blocks(REPOSITORY / "docs" / "slurm.md", "bash"):
+        follow(block, cli_here, run_python)
+    for job in (
+        job for run in ("later",) for job in json.loads(Path(f"runs/{run}/launch/jobs.json").read_text())["jobs"]
+    ):
+        idle_slurm.await_state(job["id"], "COMPLETED", timeout=60)
+    states = {Path(row["run"]).name: row["state"] for row in cli_here("runs", "--json").json["runs"]}
+    assert states == dict.fromkeys(("two-nodes", "later", "train", "train-2", "single"), "done")
+    assert Path("runs/later/evaluations/test/cases.csv").exists()
 
 
 def test_the_config_page_lists_every_field_with_its_default() -> None:

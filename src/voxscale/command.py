@@ -50,11 +50,12 @@ def run_verb(app: Callable[..., Any]) -> None:
             failure.__cause__ = error
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    if "--debug" in sys.argv:
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows it is for a user's script
+    if "--debug" in own:
         import traceback
 
         traceback.print_exception(failure)
-    if "--json" in sys.argv:
+    if "--json" in own:
         typer.echo(json.dumps({"error": failure.as_json()}))
     else:
         typer.echo(failure.as_text(), err=True)

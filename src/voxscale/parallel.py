@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -151,6 +152,25 @@ def any_rank(flag: bool, world: World, device: torch.device) -> bool:
     flags = torch.tensor([int(flag)], device=device)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return bool(flags.item())
+
+
+def time_all_reduce(num_bytes: int, world: World, device: torch.device, *, repeats: int = 5) -> float:
+    """The median seconds of summing a message of that size over all ranks; all ranks get the same answer."""
+    if world.size == 1:
+        return 0.0
+    message = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(repeats + 1):  # the first connects
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(message)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+        message.fill_(1)
+    slowest = torch.tensor([sorted(seconds[1:])[repeats // 2]], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest.item())
 
 
 def barrier(world: World) -> None:

@@ -84,8 +84,13 @@ class RunFolder:
 
     @property
     def jobs(self) -> Path:
-        """What was handed to a scheduler for this folder: job numbers, files and logs, the newest submission only."""
+        """What was handed to a scheduler for this folder: job numbers, files and logs."""
         return self.launch / "jobs.json"
+
+    @property
+    def command(self) -> Path:
+        """What a user's own script was started with."""
+        return self.launch / "command.json"
 
     @property
     def node_program(self) -> Path:

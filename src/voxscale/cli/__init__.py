@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from voxscale.cli.cluster import runs
+from voxscale.cli.cluster import cancel, runs, sites
 from voxscale.cli.data import doctor, init, prepare, show
+from voxscale.cli.images import image
+from voxscale.cli.launching import PASS_ON, launch
 from voxscale.cli.training import demo, evaluate, predict, train
 from voxscale.command import run_verb
 
@@ -37,8 +39,12 @@ def _options(
     return
 
 
-for verb in (demo, init, doctor, show, prepare, train, evaluate, predict, runs):
+for verb in (demo, init, doctor, show, prepare, train, evaluate, predict, runs, cancel):
     app.command()(verb)
+app.command(context_settings=PASS_ON)(launch)
+
+app.add_typer(sites, name="site")
+app.add_typer(image, name="image")
 
 
 def main() -> None:

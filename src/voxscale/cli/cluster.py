@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from voxscale.cli.options import Debug, Json
+from voxscale.cli.options import Debug, DebugComm, Devices, Json, Nodes, RunPath, SiteName
 from voxscale.command import answer
 
 
@@ -25,3 +26,74 @@ def runs(
         {"runs": [row.as_json() for row in rows]},
         render_runs(rows) if rows else f"no runs in {folder}",
     )
+
+
+def cancel(run: RunPath, as_json: Json = False, debug: Debug = False) -> None:
+    """Stop a run: its jobs in the queue or on nodes, or its processes on this machine. The state is saved."""
+    from voxscale.launch.cancel import cancel_run
+
+    done = cancel_run(run, os.environ)
+    answer(as_json, {"run": str(run), "done": done}, "\n".join(done))
+
+
+sites = typer.Typer(no_args_is_help=True, help="Write and check the profile of a cluster.")
+
+
+@sites.command()
+def detect(
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write it for --site NAME, to your own sites.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; default: site.yaml.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a profile from what SLURM says of this cluster: partition, GPUs, CPUs, memory, time limit."""
+    from voxscale.config.load import plain
+    from voxscale.config.site import sites_folder
+    from voxscale.errors import ConfigError
+    from voxscale.files import write_text
+    from voxscale.launch.detect import detect_site, render_site
+    from voxscale.launch.given import plain_name
+
+    if name is not None and out is not None:
+        raise ConfigError("--name and --out: expected one of them", fix="leave one out")
+    path = out or (sites_folder(os.environ) / f"{plain_name(name)}.yaml" if name is not None else Path("site.yaml"))
+    if path.exists():
+        raise ConfigError(f"{path}: exists", fix="choose another with --name or --out, or remove it")
+    found, notes = detect_site(os.environ)
+    write_text(path, render_site(found, notes))
+    text = "\n".join([*notes, f"wrote {path}; test it with: voxscale site check --site {name or path}"])
+    answer(as_json, {"site": str(path), "notes": notes, **plain(found)}, text)
+
+
+@sites.command()
+def check(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="site.KEY=VALUE", help="Override fields of the profile.")
+    ] = None,
+    site: SiteName = None,
+    nodes: Nodes = None,
+    devices: Devices = "auto",
+    run: Annotated[Path, typer.Option(metavar="DIR", help="Where the job's files go.")] = Path("runs/site-check"),
+    debug_comm: DebugComm = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Submit a job of a minute that looks at hosts, devices, clocks and connections, and say what is wrong."""
+    from voxscale.errors import ConfigError
+    from voxscale.launch.check import check_site, render_check
+    from voxscale.launch.given import apart_from_site, placed
+
+    others, of_site = apart_from_site(overrides)
+    if others:
+        raise ConfigError(f"{others[0]}: expected site.KEY=VALUE", fix="e.g. site.partition=short")
+    place = placed("slurm", nodes, devices, site, of_site, os.environ, debug_comm=debug_comm)
+    assert place is not None  # noqa: S101 for the type checker
+    found = check_site(run.resolve(), os.environ, place)
+    answer(as_json, found, render_check(found))
+    if found["findings"]:
+        raise typer.Exit(4)

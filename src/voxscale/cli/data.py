@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from voxscale.cli.options import ConfigPath, Debug, Json, Overrides
+from voxscale.cli.options import ConfigPath, Debug, Detach, Json, Overrides, SiteName, Where
 from voxscale.command import answer
 
 
@@ -100,6 +100,12 @@ def prepare(
     prune: Annotated[
         float | None, typer.Option(metavar="DAYS", min=0, help="Delete those that were not used for so many days.")
     ] = None,
+    on: Where = "local",
+    site: SiteName = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where a job's files go; default: runs/ and the config's name.")
+    ] = None,
+    detach: Detach = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -111,10 +117,12 @@ def prepare(
     from voxscale.data.shelf import list_stores, prune_stores, render_stores
     from voxscale.errors import ConfigError
     from voxscale.launch.folder import load_cases, prepare_cases
-    from voxscale.launch.given import config_or_data
+    from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
     from voxscale.launch.machine import look_at_machine
 
-    settled = config_or_data(config, overrides, os.environ) if config is not None else None
+    of_config, of_site = apart_from_site(overrides)
+    settled = config_or_data(config, of_config, os.environ) if config is not None else None
+    place = placed(on, None, "1", site, of_site, os.environ, detach=detach)
     root = store_root(settled.data, os.environ) if settled is not None else default_store(os.environ)
     if list_them or prune is not None:
         found = prune_stores(root, idle_days=prune) if prune is not None else list_stores(root)
@@ -123,6 +131,15 @@ def prepare(
         return
     if settled is None:
         raise ConfigError("prepare: found no CONFIG", fix="give a config or data, or --list or --prune DAYS")
+    if place is not None and config is not None:
+        from voxscale.launch.cluster_run import prepare_on_slurm
+
+        folder = run or default_run(config)
+        words = [str(config.resolve()), *of_config, *(["--verify"] if verify else [])]
+        jobs = prepare_on_slurm(settled, folder.resolve(), words, os.environ, place)
+        content = {"state": "submitted" if detach else "done", "jobs": [vars(job) for job in jobs]}
+        answer(as_json, content, f"job {jobs[-1].id}: {content['state']}")
+        return
     cpus = look_at_machine().cpus
     manifest = load_cases(settled, os.environ, threads=cpus)
     store = prepare_cases(manifest, settled, os.environ, threads=cpus)

@@ -101,13 +101,13 @@ def train(
     """
     from voxscale.files import read_json
     from voxscale.launch.folds import fold_commands, train_folds
-    from voxscale.launch.given import apart_from_site, config_or_data, placed
+    from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
     from voxscale.launch.start import commands_for, train_here
     from voxscale.report.summary import render_folds, render_training
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ)
-    root = (run or Path("runs") / (config.resolve().name if config.is_dir() else config.stem)).resolve()
+    root = (run or default_run(config)).resolve()
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
@@ -152,7 +152,12 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
     mirror: Mirror = None,
+    on: Where = "local",
+    nodes: Nodes = None,
     devices: Devices = "1",
+    site: SiteName = None,
+    detach: Detach = False,
+    after: After = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -166,11 +171,12 @@ def evaluate(
 ) -> None:
     """Evaluate a run on whole volumes.
 
-    Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble.
+    Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble. On a
+    cluster it waits for the job that trains RUN.
     """
     from voxscale.files import read_json
-    from voxscale.launch.given import evaluation_name, given_runs, plain_name
-    from voxscale.launch.local import evaluate_local
+    from voxscale.launch.given import evaluation_name, given_runs, placed, plain_name
+    from voxscale.launch.local import Evaluation, evaluate_local, evaluation_words
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
     from voxscale.report.summary import render_summary
@@ -179,18 +185,21 @@ def evaluate(
     out = RunFolder(run.resolve()).evaluation(
         plain_name(name) if name is not None else evaluation_name(split, data, checkpoint, mirror)
     )
-    machine = look_at_machine()
-    count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
-    evaluate_local(
-        given_runs(run),
-        count,
-        os.environ,
-        out=out,
-        split=split or "val",
-        checkpoint=plain_name(checkpoint),
-        data=data,
-        mirror=mirror,
-    )
+    place = placed(on, nodes, devices, site, (), os.environ, after=after, detach=detach)
+    choice = Evaluation(out, split or "val", plain_name(checkpoint), data, mirror)
+    if place is not None:
+        from voxscale.launch.cluster_run import evaluate_on_slurm
+
+        found = given_runs(run)
+        jobs = evaluate_on_slurm(found, run.resolve(), evaluation_words(found, choice), os.environ, place)
+        if detach:
+            content = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
+            answer(as_json, content, f"the evaluation will be in {out}")
+            return
+    else:
+        machine = look_at_machine()
+        count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
+        evaluate_local(given_runs(run), count, os.environ, choice)
     metrics = read_json(out / "metrics.json")
     answer(as_json, {"evaluation": str(out), **metrics}, f"{render_summary(metrics['summary'])}\nwrote {out}")
 

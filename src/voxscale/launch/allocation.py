@@ -47,16 +47,21 @@ class Allocation:
             )
 
 
-def run_in_allocation(jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], allocation: Allocation) -> int:
+def run_in_allocation(
+    jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], allocation: Allocation, *, stdout: int | None = 2
+) -> int:
     """Run the jobs' files one after another in the allocation. Returns the attempt's number in the run's logs.
 
-    A signal to this process tells the ranks to save and end.
+    A signal to this process tells the ranks to save and end. What the jobs print goes where `stdout` leads; standard
+    output is for the verb's own answer.
     """
     run = RunFolder(next(iter(jobs.values())).folder)
     attempt = _next_attempt(run, allocation.job)
     own = {"SLURM_JOB_ID": str(allocation.job), "VOXSCALE_ATTEMPT": str(attempt)}
     for file in write_jobs(jobs, site).values():
-        step = subprocess.Popen(["/bin/bash", str(file)], env={**clean(environ), **own}, start_new_session=True)
+        step = subprocess.Popen(
+            ["/bin/bash", str(file)], env={**clean(environ), **own}, stdout=stdout, start_new_session=True
+        )
 
         def pass_on(number: int, frame: FrameType | None, step: subprocess.Popen[bytes] = step) -> None:
             step.send_signal(signal.SIGUSR1)

@@ -12,9 +12,9 @@ from typing import Any
 from voxscale.config.schema import Config
 from voxscale.config.site import Site
 from voxscale.data.build import store_root
-from voxscale.errors import ConfigError, InfrastructureError, VoxscaleError
+from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.files import read_json, write_json, write_text
-from voxscale.launch.container import check_container, folders_of
+from voxscale.launch.container import folders_of
 from voxscale.launch.sbatch import (
     Job,
     Request,
@@ -25,10 +25,12 @@ from voxscale.launch.sbatch import (
     render_ranks,
     render_sbatch,
 )
-from voxscale.launch.slurm import cancel, expand_output, states_of, submit
+from voxscale.launch.slurm import JobState, cancel, expand_output, states_of, submit
 from voxscale.runs import RunFolder
 
-TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT = "train", "open", "collect", "evaluate", "prepare", "script"
+TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK = (
+    "train", "open", "collect", "evaluate", "prepare", "script", "check"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,19 @@ def evaluate_job(
     )  # fmt: skip
 
 
+def prepare_job(root: Path, site: Site, binds: Sequence[Path], words: Sequence[str]) -> Job:
+    """The job that builds a store; `words` are the arguments of `voxscale prepare`."""
+    request = Request()
+    python = python_words(binds, site, gpus=False)
+    return Job(
+        name=f"{job_name(root.name)}-prepare",
+        purpose="voxscale: check and prepare the data",
+        folder=root,
+        request=request,
+        lines=render_once(site, request, python, ["-m", "voxscale", "prepare", *words]),
+    )
+
+
 def binds_of(config: Config, root: Path, environ: Mapping[str, str], data_files: Sequence[Path] = ()) -> list[Path]:
     """The folders that a run's processes read and write."""
     source = Path(config.data.source)
@@ -150,10 +165,6 @@ def binds_of(config: Config, root: Path, environ: Mapping[str, str], data_files:
     ]
 
 
-def check_binds(site: Site, binds: Sequence[Path]) -> list[str]:
-    return check_container(site.container, binds) if site.container is not None else []
-
-
 def submit_jobs(
     jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], *, after: Sequence[int] = ()
 ) -> list[Submitted]:
@@ -162,6 +173,7 @@ def submit_jobs(
     What was submitted is recorded before the next; where one is refused, those before it are cancelled.
     """
     folder = RunFolder(next(iter(jobs.values())).folder)
+    earlier = read_jobs(folder)
     submitted: list[Submitted] = []
     waits_for = list(after)
     for kind, file in write_jobs(jobs, site).items():
@@ -173,7 +185,7 @@ def submit_jobs(
             raise
         log = expand_output(Path(output_pattern(job, site.output)), number, job.name)
         submitted.append(Submitted(kind, number, str(file), str(log), job.array))
-        write_json(folder.jobs, {"jobs": [vars(each) for each in submitted]})
+        write_json(folder.jobs, {"jobs": [vars(each) for each in (*earlier, *submitted)]})
         waits_for = [number]
     return submitted
 
@@ -183,7 +195,7 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
     texts = {kind: render_sbatch(job, site) for kind, job in jobs.items()}
     folder = RunFolder(next(iter(jobs.values())).folder)
     folder.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(folder.node_program, files("voxscale.launch").joinpath("node.py").read_text())
+    copy_programs(folder)
     written = {}
     for kind, job in jobs.items():
         written[kind] = folder.launch / ("job.sbatch" if kind in (TRAIN, SCRIPT) else f"{kind}.sbatch")
@@ -194,8 +206,14 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
     return written
 
 
+def copy_programs(run: RunFolder, *others: str) -> None:
+    """Copy what the nodes of a job run to where they find it, voxscale or not."""
+    for name in ("node.py", "as_rank.py", *others):
+        write_text(run.launch / name, files("voxscale.launch").joinpath(name).read_text())
+
+
 def read_jobs(run: RunFolder) -> list[Submitted]:
-    """The jobs of a folder's newest submission; none if it was never submitted."""
+    """The jobs that were ever submitted for a folder, the oldest first."""
     try:
         content: dict[str, Any] = read_json(run.jobs)
         return [Submitted(**job) for job in content["jobs"]]
@@ -205,18 +223,19 @@ def read_jobs(run: RunFolder) -> list[Submitted]:
 
 def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
     """A run that waits in the queue, or trains, is not submitted twice."""
-    jobs = read_jobs(run)
-    for number, state in states_of([job.id for job in jobs], environ).items():
-        if not state.is_over and state.state != "GONE":
+    for job, state in unfinished_jobs(run, environ):
+        if job.kind != EVALUATE:
             raise InfrastructureError(
-                f"run {run.root}: job {number} is {state} for it already",
+                f"run {run.root}: job {job.id} is {state} for it already",
                 fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",
             )
 
 
-def refuse_findings(findings: Sequence[str], site_name: str) -> None:
-    if findings:
-        raise ConfigError.from_findings(list(findings), fix=f"change the request, or {site_name}")
+def unfinished_jobs(run: RunFolder, environ: Mapping[str, str]) -> list[tuple[Submitted, JobState]]:
+    """Those of a folder's jobs that wait or run now."""
+    jobs = read_jobs(run)
+    states = states_of([job.id for job in jobs], environ) if jobs else {}
+    return [(job, states[job.id]) for job in jobs if not states[job.id].is_over]
 
 
 def _described(request: Request) -> str:

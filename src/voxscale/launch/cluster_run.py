@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 
@@ -18,26 +19,27 @@ from voxscale.files import write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import (
     EVALUATE,
+    PREPARE,
     Submitted,
     binds_of,
     evaluate_job,
     fold_jobs,
-    read_jobs,
+    prepare_job,
     refuse_if_queued,
     submit_jobs,
     train_jobs,
+    unfinished_jobs,
 )
-from voxscale.launch.cluster import check_request, read_cluster
-from voxscale.launch.container import check_container
+from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.folder import Draft, draft_run, is_prepared, move_aside, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
+from voxscale.launch.image import check_container, make_ready
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.outcome import judge, node_failures, read_state, unsaid
+from voxscale.launch.outcome import judge, newest_reports, node_failures, read_failure, read_state, unsaid
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
-from voxscale.launch.slurm import states_of
 from voxscale.plan.resources import Machine, choose_devices
-from voxscale.runs import RunFolder
+from voxscale.runs import RunFolder, error_files
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Submission:
     request: Request
     opened: bool
     allocation: Allocation | None
+    binds: Sequence[Path] = ()
 
     @property
     def is_done(self) -> bool:
@@ -67,8 +70,10 @@ def draft_submission(
     """Check everything that can be checked before a job waits for hours. Nothing is written."""
     refuse_unspeakable(root)
     config = with_scratch(config, place.site, environ)
-    allocation = Allocation.from_env(environ)
-    request = make_request(place, config.train.batch, environ, allocation)
+    nodes_of = look_at_nodes(environ)
+    request = make_request(place, config.train.batch, nodes_of)
+    binds = _binds(config, root, environ, place.site)
+    check_place(place.site, request, binds, nodes_of)
     cpus = request.cpus or place.site.cpus_per_device * request.devices
     machine = Machine(gpus=request.devices if request.gpus else 0, cpus=cpus)
     count = count_folds(config) if folds else 0
@@ -78,13 +83,12 @@ def draft_submission(
         for folder, its in each.items()
     ]
     opened = is_prepared(config, environ)
-    binds = _binds(config, root, environ, place.site)
-    check_place(place.site, request, binds, environ, allocation)
     if folds:
         jobs = fold_jobs(root, place.site, request, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
     else:
         jobs = train_jobs(root, place.site, request, binds, opened=opened, debug_comm=place.debug_comm)
-    return Submission(root, config, drafts, jobs, request, opened, allocation)
+    allocation = nodes_of if isinstance(nodes_of, Allocation) else None
+    return Submission(root, config, drafts, jobs, request, opened, allocation, binds)
 
 
 def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Placement) -> list[Submitted]:
@@ -97,6 +101,7 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
     if submission.is_done:
         print(f"{run.root}: done already; --fresh trains it anew", file=sys.stderr)
         return []
+    make_ready(place.site, submission.binds, environ)
     _open(submission, environ)
     if submission.allocation is not None:
         attempt = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
@@ -113,51 +118,107 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
 def evaluate_on_slurm(
     runs: Sequence[RunFolder], root: Path, words: Sequence[str], environ: Mapping[str, str], place: Placement
 ) -> list[Submitted]:
-    """Submit the evaluation of runs, to begin when what trains in `root` has ended well; follow it unless detached."""
-    config = with_scratch(read_config(runs[0].config), place.site, environ)
-    allocation = Allocation.from_env(environ)
-    request = make_request(place, PerDevice(per_device=1), environ, allocation)
-    binds = _binds(config, root, environ, place.site)
-    check_place(place.site, request, binds, environ, allocation)
+    """Submit the evaluation of runs, to begin when what trains in `root` has ended well; follow it unless detached.
+
+    Raises what made it fail.
+    """
+    config = with_scratch(read_config(runs[0].config if runs[0].exists else runs[0].asked), place.site, environ)
+    nodes_of = look_at_nodes(environ)
+    request = make_request(place, PerDevice(per_device=1), nodes_of)
+    binds = [*_binds(config, root, environ, place.site), *_named_data(words)]
+    check_place(place.site, request, binds, nodes_of)
+    make_ready(place.site, binds, environ)
     jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
-    if allocation is not None:
-        attempt = run_in_allocation(jobs, place.site, environ, allocation)
+    waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ)]
+    place = replace(place, after=(*place.after, *waits[-1:]))
+    return run_on_slurm(jobs, request, environ, place, nodes_of)
+
+
+def run_on_slurm(
+    jobs: Mapping[str, Job],
+    request: Request,
+    environ: Mapping[str, str],
+    place: Placement,
+    nodes_of: Cluster | Allocation,
+) -> list[Submitted]:
+    """Run jobs that leave no state but their ranks' reports: in the allocation, or submitted and followed.
+
+    Raises what made them fail.
+    """
+    run = RunFolder(next(iter(jobs.values())).folder)
+    if isinstance(nodes_of, Allocation):
+        attempt = run_in_allocation(jobs, place.site, environ, nodes_of)
+        _judge_reports(run, run.logs / f"{nodes_of.job}-{attempt}", request)
         return []
-    waits = [job.id for job in read_jobs(RunFolder(root)) if not _is_over(job, environ)]
-    submitted = submit_jobs(jobs, place.site, environ, after=[*place.after, *waits[-1:]])
+    submitted = submit_jobs(jobs, place.site, environ, after=place.after)
     announce(submitted)
+    if not place.detach:
+        state = follow(run, submitted, environ)
+        reports = newest_reports(run, of_job=submitted[-1].id)
+        if reports != run.logs:
+            _judge_reports(run, reports, request)
+        if state.state != "COMPLETED":
+            raise failure_of(state, run, submitted)
     return submitted
 
 
-def make_request(
-    place: Placement, batch: int | PerDevice, environ: Mapping[str, str], allocation: Allocation | None
-) -> Request:
+def prepare_on_slurm(
+    config: Config, root: Path, words: Sequence[str], environ: Mapping[str, str], place: Placement
+) -> list[Submitted]:
+    """Submit the preparing of a config's data; follow it unless detached."""
+    refuse_unspeakable(root)
+    config = with_scratch(config, place.site, environ)
+    if config.data.store is not None:
+        words = [*words, f"data.store={config.data.store}"]
+    binds = _binds(config, root, environ, place.site)
+    check_place(place.site, Request(), binds, read_cluster(environ))
+    make_ready(place.site, binds, environ)
+    submitted = submit_jobs(
+        {PREPARE: prepare_job(root, place.site, binds, words)}, place.site, environ, after=place.after
+    )
+    announce(submitted)
+    if not place.detach:
+        state = follow(RunFolder(root), submitted, environ)
+        if state.state != "COMPLETED":
+            raise failure_of(state, RunFolder(root), submitted)
+    return submitted
+
+
+def _judge_reports(run: RunFolder, reports: Path, request: Request) -> None:
+    failures, otherwise = node_failures(reports), unsaid(reports, request.nodes)
+    if failures or otherwise or error_files(reports):
+        raise read_failure(run, reports, failures, otherwise=otherwise)
+
+
+def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
+    """The nodes to choose from: those of the job this shell belongs to, else all that the cluster has."""
+    return Allocation.from_env(environ) or read_cluster(environ)
+
+
+def make_request(place: Placement, batch: int | PerDevice, nodes_of: Cluster | Allocation) -> Request:
     """How many nodes and devices: as asked for, or as many as the allocation or the partition's nodes have."""
     site = place.site
-    nodes = place.nodes or (len(allocation.nodes) if allocation is not None else 1)
-    if allocation is not None:
-        allocation.refuse_more_than(nodes)
-        gpus, most = allocation.gpus > 0, allocation.gpus or max(1, allocation.cpus // site.cpus_per_device)
+    if isinstance(nodes_of, Allocation):
+        nodes = place.nodes or len(nodes_of.nodes)
+        nodes_of.refuse_more_than(nodes)
+        gpus, most = nodes_of.gpus > 0, nodes_of.gpus or max(1, nodes_of.cpus // site.cpus_per_device)
+        cpus: int | None = nodes_of.cpus
     else:
-        gpus = site.gpus.ask != "none"
-        most = site.gpus.per_node or read_cluster(environ).devices_per_node(site)
+        nodes, gpus, cpus = place.nodes or 1, site.gpus.ask != "none", None
+        most = site.gpus.per_node or nodes_of.devices_per_node(site)
         if gpus and place.devices.isdigit():
             most = max(most, int(place.devices))  # whether a node has so many is checked with all else
     devices, _ = choose_devices(place.devices, Machine(gpus=most if gpus else 0, cpus=most), batch, nodes=nodes)
-    return Request(nodes, devices, gpus=gpus, cpus=allocation.cpus if allocation is not None else None)
+    return Request(nodes, devices, gpus=gpus, cpus=cpus)
 
 
-def check_place(
-    site: Site,
-    request: Request,
-    binds: Sequence[Path],
-    environ: Mapping[str, str],
-    allocation: Allocation | None,
-) -> None:
+def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:
     """Refuse what the cluster would refuse, or take and never run; everything at once."""
     findings = check_container(site.container, binds) if site.container is not None else []
-    if allocation is None:
-        findings += check_request(read_cluster(environ), site, request)
+    if isinstance(nodes_of, Cluster):
+        findings += check_request(nodes_of, site, request)
+        for caution in cautions(nodes_of, site, request):
+            print(f"warning: {caution}", file=sys.stderr)
     if findings:
         raise ConfigError.from_findings(findings, fix="change the request or the site's profile")
 
@@ -211,18 +272,12 @@ def _follow_training(submission: Submission, submitted: Sequence[Submitted], env
     state = follow(run, submitted, environ)
     if state.state == "COMPLETED" or read_state(run) == "done":
         return
-    reports = newest_reports(run, submitted[-1].id)
-    if reports is None:
+    reports = newest_reports(run, of_job=submitted[-1].id)
+    if reports == run.logs:
         raise failure_of(state, run, submitted)
     if not node_failures(reports) and not isinstance(unsaid(reports, submission.request.nodes), StoppedEarly):
         judge(run, reports, [], world_size=submission.request.world_size, otherwise=failure_of(state, run, submitted))
     judge_job(run, reports, submission.request)
-
-
-def newest_reports(run: RunFolder, job: int) -> Path | None:
-    """Where the ranks of a job's last attempt left their reports."""
-    attempts = [path for path in run.logs.glob(f"{job}-*") if path.name.removeprefix(f"{job}-").isdigit()]
-    return max(attempts, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _binds(config: Config, root: Path, environ: Mapping[str, str], site: Site) -> list[Path]:
@@ -233,6 +288,7 @@ def _binds(config: Config, root: Path, environ: Mapping[str, str], site: Site) -
     return binds_of(config, root, environ, [file for case in cases for file in case.files])
 
 
-def _is_over(job: Submitted, environ: Mapping[str, str]) -> bool:
-    state = states_of([job.id], environ)[job.id]
-    return state.is_over or state.state == "GONE"
+def _named_data(words: Sequence[str]) -> list[Path]:
+    """The folder of other data that an evaluation's words name."""
+    named = [Path(data) for option, data in pairwise(words) if option == "--data"]
+    return [path if path.is_dir() else path.parent for path in named]

@@ -1,9 +1,14 @@
-"""Containers: the words that run a command inside an image, with everything it needs at the same paths."""
+"""Containers: the words that run a command inside an image, with everything it needs at the same paths.
+
+Pure text. What has to be there before (the image, folders to bind on) is seen to by `launch.image`.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import voxscale
@@ -11,81 +16,147 @@ from voxscale.config.site import Container
 from voxscale.errors import ConfigError
 
 PROJECT = "/opt/voxscale"  # where the package is bound inside the image
+PACKAGE = Path(voxscale.__file__).parent
+_PASSED_ON = ("SLURM", "CUDA", "NCCL", "GLOO", "TORCH", "OMP", "NVIDIA", "ROCR", "HIP", "UCX", "FI_", "VOXSCALE")
 _DROPS_VARIABLES = {"-e", "--cleanenv", "-C", "--containall"}
-_PASSED_ON = ("SLURM", "CUDA", "NCCL", "GLOO", "TORCH", "OMP", "NVIDIA", "ROCR", "HIP", "VOXSCALE")
 _EXECUTABLE = {"apptainer": "apptainer", "singularity": "singularity", "charliecloud": "ch-run"}
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OWN_OF_IMAGES = {"/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr", "/usr/local", "/var", "/dev", "/proc"}
 
 
 def executable(container: Container) -> str:
     return _EXECUTABLE[container.runtime]
 
 
+def is_charliecloud(container: Container) -> bool:
+    return container.runtime == "charliecloud"
+
+
 def render_container(container: Container, folders: Iterable[Path], *, gpus: bool, python: str) -> list[str]:
     """The words before a Python program's own: runtime, binds, image, interpreter.
 
-    `folders` are bound where they are; the package is bound so that the image need not hold it.
+    `folders` are bound where they are; the package is bound so that the image need not hold it. Packages in the home
+    folder, which may be seen inside, are left out of account: they are for another Python.
     """
-    binds = [str(folder) for folder in outermost(folders)]
-    binds += [f"{Path(voxscale.__file__).parent}:{PROJECT}/voxscale", *container.binds]
-    binds += [container.packages] if container.packages is not None else []
-    search = [PROJECT, *([container.packages] if container.packages is not None else [])]
-    words = [executable(container)]
-    if container.runtime == "charliecloud":
-        words += ["--unset-env=PYTHONHOME", *container.options]
-        words += [word for bind in binds for word in ("--bind", bind)]
-        words += [container.image, "--"]
+    binds = [word for bind in all_binds(container, folders) for word in ("--bind", bind)]
+    image = str(image_path(container))
+    if is_charliecloud(container):
+        # It hands on the host's PATH, whose python3 is not the image's; what the image says of its own wins.
+        words = [executable(container), f"--set-env=PATH={_PATH}", "--set-env", *container.options, *binds, image, "--"]
     else:
-        words += ["exec", *(["--nv"] if container.nv is True or (container.nv == "auto" and gpus) else [])]
-        words += container.options
-        words += [word for bind in binds for word in ("--bind", bind)]
-        words += [container.image]
-    return [*words, "env", f"PYTHONPATH={':'.join(search)}", python]
+        nv = ["--nv"] if container.nv is True or (container.nv == "auto" and gpus) else []
+        words = [executable(container), "exec", *nv, *container.options, *binds, image]
+    search = [PROJECT, *([container.packages] if container.packages is not None else [])]
+    own = ["env", "-u", "PYTHONHOME", "PYTHONNOUSERSITE=1", f"PYTHONPATH={':'.join(search)}"]
+    return [*words, *own, python]
 
 
-def render_passed_on(container: Container) -> str:
+def all_binds(container: Container, folders: Iterable[Path]) -> list[str]:
+    """What is bound, as the runtimes take it: HOST or HOST:INSIDE."""
+    packages = [container.packages] if container.packages is not None else []
+    own = f"{PACKAGE}:{PROJECT}/voxscale"
+    return [*map(str, outermost(folders)), own, *packages, *container.binds]
+
+
+def image_path(container: Container) -> Path:
+    """The file or folder that is run: the image itself, or what is fetched from a reference."""
+    if not container.is_reference:
+        return Path(container.image)
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", container.image).strip("-.")
+    ending = "" if is_charliecloud(container) else ".sif"
+    return Path(container.cache or ".") / f"{name}{ending}"
+
+
+def render_variables(container: Container) -> list[str]:
+    """Lines of a job that settle what an image would see otherwise than its host does."""
+    lines = ['export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"']  # the home folder may be another one inside
+    if is_charliecloud(container):
+        lines.append('export USER="${USER:-${SLURM_JOB_USER:-$UID}}"')  # it does not start without
+    return lines
+
+
+def render_passed_on(container: Container, variables: Iterable[str] = ()) -> str:
     """A shell loop that keeps the variables a rank needs, where the container's options would drop them; or nothing.
 
     They have to be taken from each node's own environment, so the loop runs there.
     """
-    if container.runtime == "charliecloud" or not _DROPS_VARIABLES & set(container.options):
+    if is_charliecloud(container) or not _DROPS_VARIABLES & set(container.options):
         return ""
     prefix = container.runtime.upper()
-    names = " ".join(f"${{!{name}@}}" for name in _PASSED_ON)
-    return f'for name in {names}; do export "{prefix}ENV_$name=${{!name}}"; done; exec "$@"'
+    names = " ".join([*(f"${{!{name}@}}" for name in _PASSED_ON), "XDG_CACHE_HOME", *variables])
+    keep = f'for name in {names}; do export "{prefix}ENV_$name=${{!name}}"; done'
+    return f'{keep}; export {prefix}_NO_EVAL=1; exec "$@"'  # values are texts, not shell code
 
 
-def check_container(container: Container, folders: Iterable[Path]) -> list[str]:
-    """What is wrong with image and binds, as far as it can be seen from here; a line each."""
-    findings = []
-    image = Path(container.image)
-    if not container.is_reference and not image.exists():
-        findings.append(f"container.image {image}: no such file or folder")
-    elif container.runtime == "charliecloud" and not image.is_dir():
-        findings.append(f"container.image {image}: charliecloud expects an unpacked image, which is a folder")
-    for bind in (*container.binds, *([container.packages] if container.packages else [])):
-        host = bind.partition(":")[0]
-        if not Path(host).exists():
-            findings.append(f"container.binds {bind}: {host} does not exist")
-    findings += [
-        f"{folder}: a path with : or , cannot be bound into a container"
+def needs_words(container: Container) -> list[str]:
+    """The words behind the image's Python that look for what voxscale needs."""
+    return [f"{PROJECT}/voxscale/launch/needs.py", f"--enter={shlex.join(_enter(container))}", *requirements()]
+
+
+def _enter(container: Container) -> list[str]:
+    """The words that a user types to run a program in the image, with the folder DIR bound."""
+    image = str(image_path(container))
+    if is_charliecloud(container):
+        return [executable(container), "--bind", "DIR", image, "--"]
+    return [executable(container), "exec", "--bind", "DIR", image]
+
+
+def requirements() -> list[str]:
+    """voxscale's own requirements, without its extras; none where it is not installed but only on the path."""
+    try:
+        return [need.replace(" ", "") for need in requires("voxscale") or () if "extra ==" not in need]
+    except PackageNotFoundError:
+        return []
+
+
+def check_binds(container: Container, folders: Iterable[Path]) -> list[str]:
+    """What cannot be bound; a line each."""
+    findings = [
+        f"{folder}: would hide the image's own {folder}; put data, store and run into folders below it"
         for folder in outermost(folders)
-        if re.search("[:,]", str(folder))
+        if str(folder) in _OWN_OF_IMAGES
     ]
+    findings += [
+        f"{path}: a path with : or , cannot be bound into a container"
+        for path in (*outermost(folders), PACKAGE)
+        if re.search("[:,]", str(path))
+    ]
+    for bind in container.binds:
+        findings += _check_bind(container, bind)
+    if container.packages is not None:
+        found = f"container.packages {container.packages}"
+        if not Path(container.packages).is_absolute() or re.search("[:,]", container.packages):
+            findings.append(f"{found}: expected an absolute path without : and ,")
+        elif not Path(container.packages).is_dir():
+            findings.append(f"{found}: no such folder")
+    return findings
+
+
+def _check_bind(container: Container, bind: str) -> list[str]:
+    found = f"container.binds {bind}"
+    host, *rest = bind.split(":")
+    absolute = host.startswith("/") and all(inside.startswith("/") for inside in rest[:1])
+    if not absolute or "," in bind or len(rest) > 2 or (len(rest) == 2 and rest[1] not in ("ro", "rw")):
+        return [f"{found}: expected HOST, HOST:INSIDE or HOST:INSIDE:ro, absolute paths without : and ,"]
+    findings = [] if Path(host).exists() else [f"{found}: {host} does not exist"]
+    if len(rest) == 2 and is_charliecloud(container):
+        findings.append(f"{found}: charliecloud cannot bind with :{rest[1]}; leave it out")
     return findings
 
 
 def outermost(folders: Iterable[Path]) -> list[Path]:
-    """The folders without those that lie in others of them, sorted."""
+    """The folders without those that lie in others of them, sorted; where one is a link, what it leads to as well."""
     kept: list[Path] = []
-    for folder in sorted({folder.resolve() for folder in folders}):
+    paths = {path for each in folders for path in (each.absolute(), each.resolve())}
+    for folder in sorted(paths):
         if not any(folder.is_relative_to(other) for other in kept):
             kept.append(folder)
     return kept
 
 
 def folders_of(files: Sequence[Path], *, most: int = 16) -> list[Path]:
-    """Folders that hold all these files: their own, or ever wider ones until there are few."""
-    folders = outermost(file.parent for file in files)
+    """Folders that hold all these files and what links among them lead to: their own, or ever wider ones."""
+    folders = outermost({parent for file in files for parent in (file.parent, file.resolve().parent)})
     while len(folders) > most:
         folders = outermost(folder.parent for folder in folders)
     if Path("/") in folders:

@@ -25,7 +25,7 @@ from voxscale.data.split import num_folds, recorded_cases, split_cases
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.files import read_csv, read_json, remove, write_csv, write_json
 from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
-from voxscale.launch.local import evaluate_local
+from voxscale.launch.local import Evaluation, evaluate_local
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.start import commands_for, train_here
 from voxscale.runs import RunFolder
@@ -94,7 +94,7 @@ def _test_together(runs: Sequence[RunFolder], root: Path, devices: int, environ:
     if not set.intersection(*held_out):
         return None
     out = RunFolder(root).evaluation(TEST)
-    evaluate_local(runs, devices, environ, out=out, split=TEST)
+    evaluate_local(runs, devices, environ, Evaluation(out, TEST))
     return out
 
 

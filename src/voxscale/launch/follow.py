@@ -37,7 +37,7 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
                 states = states_of([job.id for job in jobs], environ)
                 for job in jobs:
                     _say_state(job, states[job.id], shown, say)
-                over = [states[job.id] for job in jobs if states[job.id].is_over or states[job.id].state == "GONE"]
+                over = [states[job.id] for job in jobs if states[job.id].is_over]
                 ended = len(over) == len(jobs)
                 until = time.monotonic() + (0 if ended else wait_s)
                 while True:

@@ -62,9 +62,16 @@ def placed(
     return None
 
 
+def default_run(config: Path) -> Path:
+    """The run folder of a config or of data, where none is given."""
+    return Path("runs") / (config.resolve().name if config.is_dir() else config.stem)
+
+
 def given_runs(path: Path) -> list[RunFolder]:
     """The run in a folder, or those of the folds in it."""
     runs = runs_of(path)
+    if not runs and RunFolder(path).jobs.exists() and RunFolder(path).asked.exists():
+        return [RunFolder(path.resolve())]  # a job will make it
     if not runs:
         raise ConfigError(f"{path}: not a run folder", fix="give a folder that `voxscale runs` lists")
     return runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,39 +45,43 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
     judge(run, run.logs, failures, world_size=devices, otherwise=stopped)
 
 
-def evaluate_local(
-    runs: Sequence[RunFolder],
-    devices: int,
-    environ: Mapping[str, str],
-    *,
-    out: Path,
-    split: str = VAL,
-    checkpoint: str = "best",
-    data: Path | None = None,
-    mirror: bool | None = None,
-) -> None:
-    """Evaluate a run, or several as one, on the cases of a split or on other data, into `out`."""
+@dataclass(frozen=True)
+class Evaluation:
+    """What to evaluate, and where to: the cases of a split, or other data."""
+
+    out: Path
+    split: str = VAL
+    checkpoint: str = "best"
+    data: Path | None = None
+    mirror: bool | None = None
+
+
+def evaluate_local(runs: Sequence[RunFolder], devices: int, environ: Mapping[str, str], choice: Evaluation) -> None:
+    """Evaluate a run, or several as one."""
     run, *others = runs
-    if not others and (link := run.checkpoints / checkpoint).is_symlink():
-        checkpoint = link.resolve().name  # a run that trains on may move the link between two ranks
+    if not others and (link := run.checkpoints / choice.checkpoint).is_symlink():
+        choice = replace(choice, checkpoint=link.resolve().name)  # a run that trains on may move it between two ranks
     if devices == 1:
         from voxscale.parallel import World
         from voxscale.train.evaluation import evaluate_run
         from voxscale.train.rank import do_work
 
-        work = partial(
-            evaluate_run, out=out, split=split, checkpoint=checkpoint, others=others, data=data, mirror=mirror
-        )
-        do_work(work, run, World(), environ)
+        do_work(partial(evaluate_run, **vars(choice), others=others), run, World(), environ)
         return
-    options = ["--split", split, "--checkpoint", checkpoint, "--out", str(out)]
-    options += [part for other in others for part in ("--with", str(other.root))]
-    options += ["--data", str(data)] if data is not None else []
-    options += [] if mirror is None else ["--mirror" if mirror else "--no-mirror"]
+    words = evaluation_words(runs, choice)
     with tempfile.TemporaryDirectory() as folder:  # a run may train, and be evaluated twice, at the same time
-        failures = _start_ranks([_EVALUATION, str(run.root), *options], Path(folder), devices)
+        failures = _start_ranks([_EVALUATION, *words], Path(folder), devices)
         if failures or error_files(Path(folder)):
             raise read_failure(run, Path(folder), failures)
+
+
+def evaluation_words(runs: Sequence[RunFolder], choice: Evaluation) -> list[str]:
+    """The arguments of `voxscale.train.evaluation`."""
+    run, *others = runs
+    words = [str(run.root), "--split", choice.split, "--checkpoint", choice.checkpoint, "--out", str(choice.out)]
+    words += [part for other in others for part in ("--with", str(other.root))]
+    words += ["--data", str(choice.data.resolve())] if choice.data is not None else []
+    return words + ([] if choice.mirror is None else ["--mirror" if choice.mirror else "--no-mirror"])
 
 
 def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:

@@ -3,10 +3,10 @@
     srun --ntasks-per-node 1 python node.py --nodes 2 --devices 4 --reports DIR -- -m voxscale.train.worker RUN …
     srun --ntasks-per-node 1 python node.py --nodes 2 --devices 4 --reports DIR -- script.py ARGUMENTS
 
-Needs nothing but the standard library and torch: a copy of this file in the run folder also serves interpreters and
-images in which voxscale is not installed. Each node publishes its arrival in DIR, which all nodes share, so that one
-that does not come is named; the first node's arrival carries the address and the free port of the rendezvous. Each
-rank's output is kept in DIR/rank-NNNN.log, and how each node ended in DIR/node-NNNN.end.json.
+Needs nothing but the standard library and torch: copies of this file and as_rank.py in the run folder also serve
+interpreters and images in which voxscale is not installed. Each node publishes its arrival in DIR, which all nodes
+share, so that one that does not come is named; the first node's arrival carries the address and the free port of the
+rendezvous. Each rank's output is kept in DIR/rank-NNNN.log, and how each node ended in DIR/node-NNNN.end.json.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from typing import Any, NoReturn
 
 STOPPED = 75  # the exit code of ranks that saved their state and can be continued
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
+_FLUSH_S = 5.0  # for the last lines of ranks to reach their logs
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class RankFailure:
 
     rank: int
     exit_code: int
+    time_s: float = 0.0
 
     def __str__(self) -> str:
         if self.exit_code < 0:
@@ -101,6 +104,8 @@ def meet(reports: Path, *, nodes: int, interface: str | None, patience_s: float)
                 f"see whether {absent} can reach {reports}, and start there: srun -w NODE ls DIR",
             )
         time.sleep(0.05)
+    if any(_end(reports, number).exists() for number in range(nodes)):
+        _give_up("another node cannot start its ranks", "see what it says")
     head = json.loads(_arrival(reports, 0).read_text())
     return Place(index, nodes, address, f"{head['address']}:{head['port']}", head["run_id"])
 
@@ -164,6 +169,8 @@ def start_ranks(
     Signals are passed on to the ranks, which get `save_time_s` to save. Where another node has written a failure to
     `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a node that ends first is no news to the others
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -183,14 +190,13 @@ def start_ranks(
     }
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
     config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []
     with _signals_passed_on(save_time_s) as received, _watching(watched):
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as error:
-            failures = [RankFailure(rank, failure.exitcode) for rank, failure in error.failures.items()]
+            failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
         finally:
             logging.disable(logging.NOTSET)
     return failures, received
@@ -231,8 +237,10 @@ def _watching(reports: Path | None) -> Iterator[None]:
             ends = [json.loads(path.read_text()) for path in reports.glob("node-*.end.json")]
             if any(end["failures"] and not end["stopped"] for end in ends):
                 for number in (signal.SIGTERM, signal.SIGKILL):
-                    if not done.wait(_GRACE_S):
+                    if _outlast(_GRACE_S, done):
                         signal_children(number)
+                if not done.wait(_FLUSH_S):  # no rank is left, and the agent would wait five minutes for the other node
+                    os._exit(1)
                 return
 
     threading.Thread(target=watch, daemon=True).start()
@@ -242,48 +250,46 @@ def _watching(reports: Path | None) -> Iterator[None]:
         done.set()
 
 
+def _outlast(patience_s: float, done: threading.Event) -> bool:
+    """Whether there are children for so long, and nothing is done."""
+    deadline = time.monotonic() + patience_s
+    while _children() and not done.wait(0.5):
+        if time.monotonic() > deadline:
+            return True
+    return False
+
+
 def signal_children(number: int) -> None:
-    own = os.getpid()
-    for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+    for child in _children():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), number)
+            os.kill(child, number)
 
 
-def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
-    """Keep this rank's output in its own log, show it too if it is `echo`ed, and become `python ARGUMENTS`."""
-    rank = os.environ.get("RANK", "0")
-    read, write = os.pipe()
-    shown = 1 if echo == "all" or rank == "0" else None
-    log = os.open(reports / f"rank-{int(rank):04d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    if os.fork() == 0:
-        os.close(write)
-        if os.fork() == 0:  # a grandchild, so that the rank has no child that it knows nothing of
-            _copy(read, [log] if shown is None else [log, shown])
-        os._exit(0)
-    os.wait()
-    os.close(read)
-    os.dup2(write, 1)
-    os.dup2(write, 2)
-    os.environ["PYTHONUNBUFFERED"] = "1"
-    stop_with_parent()
-    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 an argument list
+def _children() -> list[int]:
+    """Those that live: ended ones stay listed until somebody asks how they ended."""
+    own = os.getpid()
+    return [child for child in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()) if _lives(child)]
 
 
-def stop_with_parent() -> None:
-    """A process whose parent is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+def _lives(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
-def _copy(source: int, targets: Sequence[int]) -> NoReturn:
-    """Copy to the end, whatever signals the job gets meanwhile."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    while block := os.read(source, 65536):
-        for target in targets:
-            with contextlib.suppress(OSError):  # a full disk or a closed screen is not the rank's concern
-                os.write(target, block)
-    os._exit(0)
+def _adopt_orphans() -> None:
+    """What copies the ranks' output becomes a child of this process, which can then wait for the last lines."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def _await_children(patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    with contextlib.suppress(ChildProcessError):  # there are no more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
 
 
 def run_node(options: argparse.Namespace) -> int:
@@ -291,22 +297,48 @@ def run_node(options: argparse.Namespace) -> int:
     reports: Path = options.reports
     reports.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    index = _index() if options.nodes > 1 else 0
+    if (finding := _unfit(options)) is not None:
+        end: dict[str, Any] = {"failures": [finding], "codes": [4], "ranks": [-1], "times": [0.0], "stopped": False}
+        _write(_end(reports, index), {**end, "wall_s": 0.0})
+        _write(_arrival(reports, index), {"node": socket.gethostname()})  # the others wait for it, then find the end
+        _give_up(f"{socket.gethostname()}: {finding}", "every node has to have the script, its folder, and torch")
+    if index == 0:
+        (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
     failures: list[RankFailure] = []
+    _adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _raise_early)
     try:
         failures, received = _start(options, reports)
+        _await_children(_FLUSH_S)
         stopped = bool(received) or bool(failures and all(failure.exit_code == STOPPED for failure in failures))
     except _EarlySignal:  # the ranks had not begun
         stopped = True
+    if stopped:
+        signal_children(signal.SIGKILL)  # what the ranks left behind
     end = {
         "failures": [str(failure) for failure in failures],
         "codes": [failure.exit_code for failure in failures],
+        "ranks": [failure.rank for failure in failures],
+        "times": [failure.time_s for failure in failures],
         "stopped": stopped,
         "wall_s": round(time.monotonic() - began, 3),
     }
-    _write(reports / f"node-{_index():04d}.end.json", end)
-    return STOPPED if stopped else 1 if failures else 0
+    _write(_end(reports, index), end)
+    return 1 if failures and not stopped else 0
+
+
+def _unfit(options: argparse.Namespace) -> str | None:
+    """What keeps this node from starting the command, as far as it can be told before."""
+    folder, script = options.chdir or Path(), options.command[0]
+    if not folder.is_dir():
+        return f"no folder {folder}"
+    if not script.startswith("-") and not (folder / script).is_file():
+        return f"no script {script}"
+    if not options.plain and importlib.util.find_spec("torch") is None:
+        return f"no torch in {sys.executable}"
+    return None
 
 
 class _EarlySignal(BaseException):
@@ -319,11 +351,14 @@ def _raise_early(number: int, frame: Any) -> None:
 
 def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure], list[signal.Signals]]:
     place = Place()
+    if options.chdir is not None:
+        os.chdir(options.chdir)
     if options.nodes > 1:
         place = meet(reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
     else:
         _write(_arrival(reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
-    as_rank = [str(Path(__file__).resolve()), "rank", str(reports), options.echo, *options.command]
+    program = Path(__file__).resolve().with_name("as_rank.py")
+    as_rank = [str(program), str(reports), options.echo, *options.command]
     if options.plain:
         return _start_plain(as_rank, options.save_time)
     return start_ranks(as_rank, options.devices, place=place, save_time_s=options.save_time, watched=reports)
@@ -344,6 +379,10 @@ def _arrival(reports: Path, index: int) -> Path:
     return reports / f"node-{index:04d}.json"
 
 
+def _end(reports: Path, index: int) -> Path:
+    return reports / f"node-{index:04d}.end.json"
+
+
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Write a file that appears whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -357,8 +396,6 @@ def _give_up(message: str, fix: str) -> NoReturn:
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv[:1] == ["rank"]:
-        become_rank(Path(argv[1]), argv[2], argv[3:])
     parser = argparse.ArgumentParser(description="Start the ranks of one node of a job.")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1, help="ranks on this node")
@@ -367,6 +404,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--wait", type=float, default=600.0, metavar="S", help="for the other nodes")
     parser.add_argument("--save-time", type=float, default=60.0, metavar="S", help="for ranks to save after a signal")
     parser.add_argument("--echo", choices=("all", "first"), default="all", help="whose output is shown")
+    parser.add_argument("--chdir", type=Path, metavar="DIR", help="where the command runs; default: here")
     parser.add_argument("--plain", action="store_true", help="run the command once, without torchrun")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what `python` is to run, after --")
     options = parser.parse_args(argv)

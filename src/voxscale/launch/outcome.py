@@ -8,6 +8,7 @@ is the last line of a job: it says what went wrong and ends with the exit code o
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,16 @@ def read_failure(
         "; ".join(failures) or "the ranks ended before their work did",
         fix=f"see {reports}; start the same command again to continue from the last checkpoint",
     )
+
+
+def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:
+    """Where the ranks of the last attempt left their reports: of a job, else where those of this machine leave them."""
+    attempts = {}
+    for path in run.logs.glob(f"{of_job or '*'}-*"):
+        job, _, attempt = path.name.partition("-")
+        if job.isdigit() and attempt.isdigit():
+            attempts[int(job), int(attempt)] = path
+    return attempts[max(attempts)] if attempts else run.logs
 
 
 def node_failures(reports: Path) -> list[str]:
@@ -126,7 +137,8 @@ def main(arguments: Sequence[str]) -> int:
         elif failures or otherwise or error_files(reports):
             raise read_failure(run, reports, failures, otherwise=otherwise)
     except VoxscaleError as error:
-        print(error.as_text(), file=sys.stderr, flush=True)
+        if "VOXSCALE_ATTEMPT" not in os.environ:  # a launcher in the same allocation says it itself
+            print(error.as_text(), file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 

@@ -186,7 +186,7 @@ def render_words(words: Sequence[str], *, between: str = "\n  ") -> str:
 
 def render_once(site: Site, request: Request, python: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """The lines of a job that is one process on one node."""
-    words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
+    words = ["exec", "srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
     line = render_words([*words, *_kept(site), *python, *command], between=" \\\n  ")
     return (*_needs(site, render_words(python, between=" \\\n  ")), line)
 
@@ -247,7 +247,10 @@ def render_ranks(
                 "trap 'limit=reached; kill -USR1 \"$step\" 2>/dev/null' USR1",
             )
             if resumes
-            else ()
+            else (
+                "# Interrupted inside an allocation: srun itself would kill the ranks at once.",
+                """trap 'scancel -s TERM "$SLURM_JOB_ID.$(cat "$reports/step")" || kill -TERM "$step"' USR1""",
+            )
         ),
         "trap : TERM  # cancelled, preempted or requeued: the ranks are told by SLURM; wait until they have saved",
         f'srun --nodes={request.nodes} --ntasks={request.nodes} --ntasks-per-node=1 '

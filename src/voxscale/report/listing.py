@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
+from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
+from voxscale.launch.outcome import newest_reports, read_failure
+from voxscale.launch.slurm import GONE, JobState, states_of
 from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
+_WHY = 60  # characters
+_NOTHING = VoxscaleError("")
+
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. `state` is done, stopped or failed, as it ended; running; interrupted (killed); new; or damaged."""
+    """One run. `state` is done, stopped or failed, as it ended; queued or running; interrupted (killed); new; or
+    damaged. `why` says what it waits for or why it failed; `job` is what the scheduler knows it by."""
 
     run: str
     state: str
@@ -25,14 +34,45 @@ class RunRow:
     metric: str | None
     best: float | None
     age_s: float
+    why: str = ""
+    job: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def list_runs(folder: Path) -> list[RunRow]:
-    """The runs in `folder` and one level below it, newest first."""
-    return sorted((_describe_safely(run) for run in _find(folder)), key=lambda row: row.age_s)
+    """The runs in `folder` and one level below it, newest first; where there are jobs the scheduler is asked."""
+    runs = list(_find(folder))
+    jobs = {run.root: job for run in runs if (job := _newest_job(run)) is not None}
+    states = _ask_scheduler([job.id for job in jobs.values()])
+    rows = []
+    for run in runs:
+        job = jobs.get(run.root)
+        row = _describe_safely(run)
+        rows.append(_with_job(row, job.id, states.get(job.id, GONE)) if job is not None else row)
+    return sorted(rows, key=lambda row: row.age_s)
+
+
+def _newest_job(run: RunFolder) -> Submitted | None:
+    """The job that trains a run; that of an array stands in the folder above the folds."""
+    own = [job for job in read_jobs(run) if job.kind != EVALUATE]
+    arrays = [job for job in read_jobs(RunFolder(run.root.parent)) if job.tasks]
+    return next(iter(reversed(own or arrays)), None)
+
+
+def _ask_scheduler(jobs: Sequence[int]) -> dict[int, JobState]:
+    try:
+        return states_of(jobs, os.environ)
+    except VoxscaleError:  # a list of runs is worth having where there is no scheduler
+        return {}
+
+
+def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
+    if state.is_over or row.state in ("running", "done"):
+        return replace(row, job=job)
+    queued = state.state == "PENDING"
+    return replace(row, job=job, state="queued" if queued else "running", why=state.reason if queued else "")
 
 
 def is_finished(root: Path) -> bool:
@@ -54,8 +94,10 @@ def describe_run(run: RunFolder) -> RunRow:
     metrics = _read(run.metrics)
     validated = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
     best = metrics.get("best") or (validated[-1] if validated else {})
-    last_touched = max(path.stat().st_mtime for path in (run.config, run.events) if path.exists())
-    state = "running" if is_live(run) else metrics.get("state") or ("interrupted" if events else "new")
+    paths = (run.config, run.events, run.jobs, run.command)
+    last_touched = max(path.stat().st_mtime for path in paths if path.exists())
+    began = bool(events) or run.command.exists()
+    state = "running" if is_live(run) else metrics.get("state") or ("interrupted" if began else "new")
     return RunRow(
         run=str(run.root),
         state=state,
@@ -64,6 +106,20 @@ def describe_run(run: RunFolder) -> RunRow:
         metric=best.get("metric"),
         best=None if best.get("value") is None else float(best["value"]),
         age_s=round(max(0.0, time.time() - last_touched), 1),
+        why=_why_failed(run, events) if state == "failed" else "",
+    )
+
+
+def _why_failed(run: RunFolder, events: Sequence[dict[str, Any]]) -> str:
+    """The error that ended the last start, as its ranks left it, or a script's nodes."""
+    if failures := _read(run.metrics).get("failures"):
+        return str(failures[0])
+    reports = newest_reports(run)
+    said = read_failure(run, reports, [], otherwise=_NOTHING).message.splitlines()
+    return (
+        said[0]
+        if said
+        else next((str(row.get("message", "")) for row in reversed(events) if row["event"] == "error"), "")
     )
 
 
@@ -74,26 +130,35 @@ def render_runs(rows: Sequence[RunRow]) -> str:
                 return f"{seconds / length:.0f} {unit}"
         return f"{seconds:.0f} s"
 
-    cells = [("RUN", "STATE", "PROGRESS", "BEST", "AGE")]
+    cells: list[tuple[str, ...]] = [("RUN", "STATE", "PROGRESS", "BEST", "AGE", "JOB", "WHY")]
     for row in rows:
-        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)"
+        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)" if row.steps else "-"
         best = f"{row.metric} {row.best:.4f}" if row.best is not None else "-"
-        cells.append((row.run, row.state, share, best, age(row.age_s)))
-    widths = [max(len(line[column]) for line in cells) for column in range(5)]
+        why = printable(row.why if len(row.why) <= _WHY else row.why[: _WHY - 1] + "…")
+        cells.append((row.run, row.state, share, best, age(row.age_s), str(row.job or "-"), why))
+    used = [column for column in range(7) if column < 5 or any(line[column] not in ("", "-") for line in cells[1:])]
+    cells = [tuple(line[column] for column in used) for line in cells]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(used))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
 
 
 def _find(folder: Path) -> Iterator[RunFolder]:
-    if RunFolder(folder).exists:
+    if _is_listed(RunFolder(folder)):
         yield RunFolder(folder)
         return
-    for pattern in ("*/config.yaml", "*/*/config.yaml"):
-        for config in folder.glob(pattern):
-            run = RunFolder(config.parent)
-            if run.plan.exists() and not run.name.startswith("."):
+    for pattern in ("*", "*/*"):
+        for path in folder.glob(pattern):
+            if _is_listed(run := RunFolder(path)) and not run.name.startswith("."):
                 yield run
+
+
+def _is_listed(run: RunFolder) -> bool:
+    """A run; a script's; or what a job is to open yet. Folds stand for the folder above them."""
+    if run.exists:
+        return run.plan.exists()
+    return run.command.exists() or (run.jobs.exists() and not any(run.root.glob("fold-*")))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
 from voxscale.train.job import choose_backend, choose_device, open_run_store
 from voxscale.train.ownership import refuse_other_origin
-from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
+from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
 from voxscale.train.trained import Trained, load_ensemble
 
 SPLITS = (VAL, TEST, TRAIN)
@@ -53,6 +53,7 @@ def evaluate_run(
 
     With `others` the runs are averaged; the cases are those that all of them have in the split.
     """
+    require(run)
     device = choose_device(world)
     trained, ensemble = load_ensemble([run, *others], checkpoint, device, mirror=mirror)
     first = trained[0]

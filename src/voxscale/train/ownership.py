@@ -29,7 +29,9 @@ def claimed(run: RunFolder) -> Iterator[None]:
         except BlockingIOError:
             raise _in_use(run) from None
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(run.owner, {"host": socket.gethostname(), "pid": os.getpid(), "since": now})
+        job = os.environ.get("SLURM_JOB_ID")
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": now, **({"job": job} if job else {})}
+        write_json(run.owner, who)
         yield
 
 
@@ -82,7 +84,8 @@ def _unsettled(config: Config, asked: Config) -> Config:
 def _in_use(run: RunFolder) -> InfrastructureError:
     try:
         owner = read_json(run.owner)
-        who = f"pid {owner['pid']} on {owner['host']} since {owner['since']}"
+        job = f" of job {owner['job']}" if "job" in owner else ""
+        who = f"pid {owner['pid']}{job} on {owner['host']} since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
     return InfrastructureError(

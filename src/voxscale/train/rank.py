@@ -64,8 +64,6 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
 
 def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
     """Do `work`; whatever goes wrong in it is raised as an error for users, its traceback kept in the rank's log."""
-    if not run.exists:
-        raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
     try:
         work(run, world, environ)
     except VoxscaleError:
@@ -89,6 +87,11 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
         raise _unexpected(error, run, world) from error
     except Exception as error:
         raise _unexpected(error, run, world) from error
+
+
+def require(run: RunFolder) -> None:
+    if not run.exists:
+        raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
 
 
 def _unexpected(error: Exception, run: RunFolder, world: World) -> TrainingError:

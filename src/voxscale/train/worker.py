@@ -29,12 +29,13 @@ from voxscale.train.job import Job, open_job
 from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
 from voxscale.train.probe import settle
-from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, run_as_rank
+from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
 from voxscale.train.stop import StopRequest
 
 
 def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
     """Train a run, or continue it, to its end. Every rank calls this; rank 0 owns and writes the folder."""
+    require(run)
     job = open_job(run, world, environ)
     stop = StopRequest(job.config.train.stop_after)
     with (

@@ -1,0 +1,59 @@
+"""Become one rank, its output kept: what node.py starts in a rank's place.
+
+    python as_rank.py DIR all|first SCRIPT ARGUMENTS
+
+The output goes to DIR/rank-NNNN.log and, of all ranks or of the first alone, also where it would have gone. Needs the
+standard library alone, as node.py does, and is copied with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+
+def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
+    """Keep this rank's output in its own log, show it too if it is `echo`ed, and become `python ARGUMENTS`."""
+    rank = os.environ.get("RANK", "0")
+    read, write = os.pipe()
+    shown = 1 if echo == "all" or rank == "0" else None
+    log = os.open(reports / f"rank-{int(rank):04d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if os.fork() == 0:
+        os.close(write)
+        if os.fork() == 0:  # a grandchild, so that the rank has no child that it knows nothing of
+            _copy(read, [log] if shown is None else [log, shown])
+        os._exit(0)
+    os.wait()
+    os.close(read)
+    os.dup2(write, 1)
+    os.dup2(write, 2)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    stop_with_parent()
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 an argument list
+
+
+def stop_with_parent() -> None:
+    """A process whose parent is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _copy(source: int, targets: Sequence[int]) -> NoReturn:
+    """Copy to the end, whatever signals the job gets meanwhile."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while block := os.read(source, 65536):
+        for target in targets:
+            with contextlib.suppress(OSError):  # a full disk or a closed screen is not the rank's concern
+                os.write(target, block)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    become_rank(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,47 @@
+"""Stop a run wherever it is: jobs in the queue or on nodes, or processes on this machine. Ranks save first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from voxscale.errors import ConfigError, InfrastructureError
+from voxscale.files import read_json
+from voxscale.launch.batch import unfinished_jobs
+from voxscale.launch.slurm import cancel
+from voxscale.runs import RunFolder, runs_of
+from voxscale.train.ownership import is_live
+
+
+def cancel_run(root: Path, environ: Mapping[str, str]) -> list[str]:
+    """Cancel the jobs of a folder, or tell the owners of its runs to save and end. Returns what was done, in words."""
+    folder = RunFolder(root.resolve())
+    if not folder.launch.is_dir() and not runs_of(root):
+        raise ConfigError(f"{root}: not a run folder", fix="give a folder that `voxscale runs` lists")
+    jobs = [job for job, _ in unfinished_jobs(folder, environ)]
+    if jobs:
+        cancel([job.id for job in jobs], environ)
+        return [f"cancelled job {job.id} ({job.kind})" for job in jobs]
+    stopped = _stop_owners([folder, *runs_of(root)])
+    if not stopped:
+        raise ConfigError(f"{root}: nothing is queued or running", fix="see `voxscale runs` for what is")
+    return stopped
+
+
+def _stop_owners(runs: Sequence[RunFolder]) -> list[str]:
+    stopped = []
+    for run in {run.root: run for run in runs}.values():
+        if not is_live(run):
+            continue
+        owner = read_json(run.owner)
+        if owner["host"] != socket.gethostname():
+            raise InfrastructureError(
+                f"run {run.root}: pid {owner['pid']} on {owner['host']} works in it",
+                fix=f"stop it there: kill {owner['pid']}",
+            )
+        os.kill(owner["pid"], signal.SIGTERM)
+        stopped.append(f"told pid {owner['pid']} to save and end")
+    return stopped

@@ -1,0 +1,110 @@
+"""Check a site with a job of a minute, and say in words what is wrong with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from voxscale.config.schema import PerDevice
+from voxscale.config.site import Site
+from voxscale.files import read_json, remove
+from voxscale.launch.batch import CHECK
+from voxscale.launch.cluster_run import check_place, look_at_nodes, make_request, run_on_slurm
+from voxscale.launch.image import make_ready
+from voxscale.launch.sbatch import Job, Placement, Request, job_name, python_words, refuse_unspeakable, render_ranks
+from voxscale.runs import RunFolder
+
+_CLOCK_S = 1.0
+_SLOW_GB_S = 0.1
+
+
+def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> dict[str, Any]:
+    """Run the survey on the site's nodes. Returns what the ranks found, with `findings` in words."""
+    refuse_unspeakable(folder)
+    place = replace(place, site=place.site.model_copy(update={"time": "2", "signal_s": 60}))
+    nodes_of = look_at_nodes(environ)
+    request = make_request(place, PerDevice(per_device=1), nodes_of)
+    check_place(place.site, request, [folder], nodes_of)
+    make_ready(place.site, [folder], environ)
+    run = RunFolder(folder)
+    out = run.launch / "site-check.json"
+    remove(out)
+    run_on_slurm({CHECK: _check_job(folder, out, place.site, request)}, request, environ, place, nodes_of)
+    found: dict[str, Any] = read_json(out)
+    return {**found, "findings": find_faults(found, place.site, request)}
+
+
+def find_faults(found: Mapping[str, Any], site: Site, request: Request) -> list[str]:
+    """What is wrong, or likely so, in what the ranks found."""
+    ranks: Sequence[Mapping[str, Any]] = found["ranks"]
+    hosts = sorted({rank["host"] for rank in ranks})
+    findings = []
+    if len(hosts) != request.nodes:
+        findings.append(f"asked for {request.nodes} nodes, found ranks on {len(hosts)}: {', '.join(hosts)}")
+    if request.gpus and (blind := [rank["rank"] for rank in ranks if not rank["gpu_uuid"]]):
+        findings.append(
+            f"ranks {', '.join(map(str, blind))} see no GPU: check gpus.ask and gpus.type, the nodes' driver, and "
+            + ("container.nv" if site.container is not None else "that torch was built for GPUs")
+        )
+    uuids = [rank["gpu_uuid"] for rank in ranks if rank["gpu_uuid"]]
+    if len(uuids) != len(set(uuids)):
+        findings.append("two ranks share one GPU: --devices is more than the job has on each node")
+    middle = median(rank["clock_s"] for rank in ranks)
+    for host in hosts:
+        ahead = median(rank["clock_s"] - middle for rank in ranks if rank["host"] == host)
+        if abs(ahead) > _CLOCK_S:
+            findings.append(
+                f"the clock of {host} is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}: tell the admins"
+            )
+    speed = found["all_reduce_gb_s"]
+    if speed is not None and speed < _SLOW_GB_S:
+        via = f" over {ranks[0]['interface']}" if ranks[0]["interface"] else ""
+        findings.append(
+            f"all-reduce reaches {speed:.3f} GB/s{via}: set `interface` to the fast network (ip addr lists them)"
+        )
+    if len({rank["torch"] for rank in ranks}) > 1:
+        findings.append("nodes have different versions of torch: use one environment or image on all")
+    return findings
+
+
+def render_check(found: Mapping[str, Any]) -> str:
+    """A line per rank, the speed between them, and the findings."""
+    lines = [
+        f"rank {rank['rank']:<3} {rank['host']:<16} {rank['device']:<28} {rank['cpus']} CPUs  {rank['memory_gb']} GB"
+        for rank in found["ranks"]
+    ]
+    if found["all_reduce_gb_s"] is not None:
+        via = found["ranks"][0]["interface"]
+        lines.append(f"all-reduce {found['all_reduce_gb_s']:.2f} GB/s" + (f" over {via}" if via else ""))
+    lines += [f"wrong: {finding}" for finding in found["findings"]] or ["nothing is wrong"]
+    return "\n".join(lines)
+
+
+def _check_job(folder: Path, out: Path, site: Site, request: Request) -> Job:
+    world = f"--world-size {request.world_size}"
+    return Job(
+        name=job_name(folder.name),
+        purpose="voxscale: look at the ranks' hosts, devices, clocks and connections",
+        folder=folder,
+        request=request,
+        lines=render_ranks(
+            shlex.quote(str(folder)),
+            f'-m voxscale.train.survey "$run" --out {shlex.quote(str(out))} --reports "$reports" {world}',
+            site,
+            request,
+            python=python_words([folder], site, gpus=request.gpus),
+            program=RunFolder(folder).node_program,
+            finish=[
+                "-m voxscale.launch.outcome",
+                '"$run"',
+                '--reports "$reports"',
+                f"--nodes {request.nodes}",
+                "--evaluation",
+            ],
+            node_options=("--echo first", "--wait 60"),
+        ),
+    )

@@ -1,0 +1,226 @@
+"""Images: which kinds there are, fetching them once, and making them ready for a job before it is submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from voxscale.config.site import Container, Site
+from voxscale.errors import ConfigError, InfrastructureError, printable
+from voxscale.files import locked, publish, remove, remove_temporaries
+from voxscale.launch.container import (
+    all_binds,
+    check_binds,
+    executable,
+    image_path,
+    is_charliecloud,
+    needs_words,
+    render_container,
+)
+
+_TRY_S = 120.0  # for an image to start here and look at its packages
+_FETCH_S = 4 * 3600.0
+_SIF, _SIF_AT, _SQUASHFS = b"SIF_MAGIC", 32, b"hsqs"
+# What Charliecloud wants to find in an image: a file of variables to set, and files that it binds if they are there.
+_FILES = ("ch/environment", "etc/hosts", "etc/resolv.conf")
+_NOT_FOUND = 127
+
+
+def check_container(container: Container, folders: Iterable[Path]) -> list[str]:
+    """What is wrong with image and binds, as far as it can be seen from here; a line each."""
+    return [*_check_image(container), *check_binds(container, folders)]
+
+
+def _check_image(container: Container) -> list[str]:
+    found = f"container.image {container.image}"
+    if container.is_reference:
+        return _check_reference(container)
+    image = Path(container.image)
+    if not image.is_absolute():
+        return [f"{found}: expected an absolute path, or a reference such as docker://NAME"]
+    if not image.exists():
+        return [f"{found}: no such file or folder"]
+    if image.is_dir():
+        is_system = any((image / name).exists() for name in ("bin/sh", "usr/bin", "bin"))
+        return [] if is_system else [f"{found}: found a folder without programs, expected an unpacked image"]
+    if is_charliecloud(container):
+        return [f"{found}: found a file; charliecloud expects an unpacked image, which is a folder"]
+    start = _first_bytes(image)
+    if not start[_SIF_AT:].startswith(_SIF) and not start.startswith(_SQUASHFS):
+        return [f"{found}: not an image; {container.runtime} expects a .sif file or a folder"]
+    return []
+
+
+def _check_reference(container: Container) -> list[str]:
+    found = f"container.image {container.image}"
+    kind, _, rest = container.image.partition(":")
+    if is_charliecloud(container) and kind != "docker":
+        return [f"{found}: charliecloud fetches docker://NAME only; expected that, or an unpacked image"]
+    if kind in ("docker-archive", "oci-archive") and not image_path(container).exists():
+        archive = Path(rest.partition(":")[0])
+        return [] if archive.is_file() else [f"{found}: {archive} is no file"]
+    return []
+
+
+def _first_bytes(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(64)
+    except OSError:
+        return b""
+
+
+def make_ready(
+    site: Site, folders: Sequence[Path], environ: Mapping[str, str], *, is_own: bool = True, python: str | None = None
+) -> None:
+    """Everything that a job's container needs: folders to bind, the image fetched, places in it to bind on.
+
+    Called before a job is submitted, nothing happens without a container. With `is_own`, refuses an image that lacks
+    what voxscale needs, where the runtime is here to tell; else the job does.
+    """
+    container = site.container
+    if container is None:
+        return
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)  # a store may not be there yet, and runtimes refuse to bind nothing
+    is_here = find_runtime(container, environ) is not None
+    if not is_here:
+        where = "; its modules may bring it on nodes" if site.modules else "; nodes have to have it"
+        print(f"warning: {executable(container)} is not on this machine{where}", file=sys.stderr)
+    if container.is_reference:
+        fetch_image(container, environ)
+    if is_charliecloud(container):
+        _make_targets(container, folders)
+    if is_here and is_own:
+        _refuse_lacking(container, folders, environ, python or site.python or "python3")
+
+
+def find_runtime(container: Container, environ: Mapping[str, str]) -> str | None:
+    return shutil.which(executable(container), path=environ.get("PATH"))
+
+
+def fetch_image(container: Container, environ: Mapping[str, str]) -> Path:
+    """The image that a reference names, fetched if it is not in the cache: whole, or not at all, and by one process."""
+    image = image_path(container)
+    if image.exists():
+        return image
+    fix = f"fetch it where there is a network and set container.image to that file, or see `{executable(container)}`"
+    if find_runtime(container, environ) is None:
+        raise InfrastructureError(
+            f"container.image {container.image}: not fetched yet, and {executable(container)} is not here", fix=fix
+        )
+    print(f"fetching {container.image} into {image}", file=sys.stderr, flush=True)
+    try:
+        with locked(image.with_name(".lock")):  # one for all, so that what is half there is nobody's
+            if not image.exists():
+                remove_temporaries(image.parent)
+                with publish(image) as temporary:
+                    _fetch(container, temporary, environ)
+    except OSError as error:
+        raise InfrastructureError(
+            f"container.image {container.image}: cannot be kept in {image.parent}: {error.strerror}",
+            fix="set container.cache to a folder with room that all nodes see",
+        ) from error
+    except subprocess.SubprocessError as error:
+        raise InfrastructureError(
+            f"container.image {container.image}: could not be fetched: {last_words(error)}", fix=fix
+        ) from error
+    return image
+
+
+def _fetch(container: Container, out: Path, environ: Mapping[str, str]) -> None:
+    if not is_charliecloud(container):
+        verb = "pull" if "://" in container.image else "build"
+        run_tool([executable(container), verb, str(out), container.image], environ, timeout_s=_FETCH_S)
+        return
+    name = container.image.removeprefix("docker://")
+    run_tool(["ch-image", "pull", name], environ, timeout_s=_FETCH_S)
+    try:
+        run_tool(["ch-convert", "-i", "ch-image", "-o", "dir", name, str(out)], environ, timeout_s=_FETCH_S)
+    except subprocess.SubprocessError:
+        remove(out)
+        raise
+
+
+def run_tool(words: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, cwd: Path | None = None) -> None:
+    """Run a program of a container runtime to its end; raises SubprocessError with what it said."""
+    subprocess.run(
+        words, env=with_user(environ), cwd=cwd, timeout=timeout_s, check=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+
+
+def with_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with USER, without which Charliecloud does not start."""
+    return {"USER": str(os.getuid()), **environ}
+
+
+def last_words(error: subprocess.SubprocessError) -> str:
+    """What a failed program said last, on one line."""
+    said = error.output or getattr(error, "stderr", None) or "" if hasattr(error, "output") else ""
+    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    return printable(" / ".join(lines[-3:])) or str(error)
+
+
+def _make_targets(container: Container, folders: Sequence[Path]) -> None:
+    """Make the places in an unpacked image on which Charliecloud binds: it cannot while it runs one."""
+    image = image_path(container)
+    wanted = [bind.split(":") for bind in all_binds(container, folders)]
+    host_has = ("/tmp", "/dev", "/proc", "/sys")  # noqa: S108 bound from the host, so what is there is inside
+    lacking = []
+    for host, *inside in wanted:
+        path = Path(inside[0] if inside else host)
+        target = image / path.relative_to("/")
+        if target.exists() or any(path.is_relative_to(each) for each in host_has):
+            continue
+        try:
+            if Path(host).is_dir():
+                target.mkdir(parents=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.touch()
+        except OSError:
+            lacking.append(f"container.image {image}: has no {path} to bind on, and you may not make it")
+    lacking += [finding for name in _FILES for finding in _make_file(image, name)]
+    if lacking:
+        raise ConfigError.from_findings(
+            lacking, fix=f"copy the image to a folder of yours: cp -r {image} DIR; or ask its owner to make them"
+        )
+
+
+def _make_file(image: Path, name: str) -> list[str]:
+    file = image / name
+    try:
+        if not file.exists() and not file.is_symlink():
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+    except OSError:
+        return [f"container.image {image}: has no /{name}, and you may not make it"]
+    return []
+
+
+def _refuse_lacking(container: Container, folders: Sequence[Path], environ: Mapping[str, str], python: str) -> None:
+    """Look into the image from here."""
+    words = [*render_container(container, folders, gpus=False, python=python), *needs_words(container), "--json"]
+    try:
+        done = subprocess.run(
+            words, env=with_user(environ), timeout=_TRY_S, capture_output=True, check=False, text=True, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"warning: the image could not be tried here: {error}", file=sys.stderr)
+        return
+    if done.returncode == InfrastructureError.exit_code and done.stdout.startswith("{"):
+        said = json.loads(done.stdout)
+        raise InfrastructureError(f"container.image {container.image}: {said['message']}", fix=said["fix"])
+    if done.returncode == _NOT_FOUND:
+        raise InfrastructureError(
+            f"container.image {container.image}: has no {python}", fix="set `python` in the site to the image's own"
+        )
+    if done.returncode:
+        last = printable(" / ".join(done.stderr.strip().splitlines()[-2:]))
+        print(f"warning: the image does not start on this machine: {last}", file=sys.stderr)

@@ -1,0 +1,181 @@
+"""A user's own script as a job: checked against the cluster, submitted, followed; or run in an allocation."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from voxscale.config.schema import PerDevice
+from voxscale.config.site import Site
+from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError, printable
+from voxscale.files import read_json, remove
+from voxscale.launch.allocation import Allocation, run_in_allocation
+from voxscale.launch.batch import SCRIPT, Submitted, submit_jobs
+from voxscale.launch.cluster import Cluster
+from voxscale.launch.cluster_run import announce, check_place, look_at_nodes, make_request
+from voxscale.launch.follow import failure_of, follow
+from voxscale.launch.image import make_ready
+from voxscale.launch.sbatch import (
+    Job,
+    Placement,
+    Request,
+    job_name,
+    python_words,
+    refuse_unspeakable,
+    render_ranks,
+)
+from voxscale.launch.script import Script, check_interpreter, end_program, raise_outcome, shown, write_folder
+from voxscale.launch.slurm import JobState
+from voxscale.runs import RunFolder
+
+_OF_THE_IMAGE = {"", "bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr"}  # not to be hidden by ours
+
+
+@dataclass(frozen=True)
+class ScriptJob:
+    """A script as a job, checked against the cluster."""
+
+    script: Script
+    job: Job
+    site: Site
+    nodes_of: Cluster | Allocation
+
+
+def draft_script_job(script: Script, root: Path, environ: Mapping[str, str], place: Placement) -> ScriptJob:
+    """Check everything that can be checked before a job waits for hours. Nothing is written."""
+    refuse_unspeakable(root)
+    site, nodes_of = place.site, look_at_nodes(environ)
+    if script.plain:
+        place = replace(place, nodes=1, devices="1" if place.devices == "auto" else place.devices)
+    if script.output is not None:
+        site = site.model_copy(update={"output": _checked_output(script.output), "error": None})
+    request = make_request(place, PerDevice(per_device=1), nodes_of)
+    binds = _binds(script, root) if site.container is not None else []
+    check_place(site, request, binds, nodes_of)
+    python = python_words(binds, site, gpus=request.gpus, python=script.python)
+    _check_interpreter(script, site, python, environ)
+    job = Job(
+        name=job_name(root.name),
+        purpose=f"voxscale: run {printable(script.path.name)} {_described(script, request)}; by hand: sbatch THIS_FILE",
+        folder=root,
+        request=request,
+        lines=render_script(script, RunFolder(root), site, request, python),
+        debug_comm=place.debug_comm,
+    )
+    return ScriptJob(script, job, site, nodes_of)
+
+
+def launch_on_slurm(
+    draft: ScriptJob, environ: Mapping[str, str], place: Placement, *, as_json: bool = False
+) -> list[Submitted]:
+    """Submit the script and, unless detached, follow it to its end; inside an allocation run it there and then.
+
+    Raises how the script failed, with its exit code.
+    """
+    run, jobs = RunFolder(draft.job.folder), {SCRIPT: draft.job}
+    binds = _binds(draft.script, run.root) if draft.site.container is not None else []
+    make_ready(draft.site, binds, environ, is_own=False)
+    python = python_words([], draft.site, gpus=draft.job.request.gpus, python=draft.script.python)
+    write_folder(draft.script, run, on="slurm", request=draft.job.request, python=python)
+    if isinstance(draft.nodes_of, Allocation):
+        with shown(draft.script.output, as_json=as_json):
+            run_in_allocation(jobs, draft.site, environ, draft.nodes_of, stdout=None)
+        _raise_ended(run, None, [])
+        return []
+    try:
+        submitted = submit_jobs(jobs, draft.site, environ, after=place.after)
+    except VoxscaleError:
+        remove(run.root)
+        raise
+    announce(submitted)
+    if not place.detach:
+        _raise_ended(run, follow(run, submitted, environ), submitted)
+    return submitted
+
+
+def quote_word(word: str) -> str:
+    """A word for bash, on one line whatever it holds: sbatch refuses files with some line breaks."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = re.compile(rb"[A-Za-z0-9_@%+=:,./ -]")
+    signs = (bytes([byte]) for byte in os.fsencode(word))
+    return "$'" + "".join(sign.decode() if plain.match(sign) else f"\\{sign[0]:03o}" for sign in signs) + "'"
+
+
+def render_script(
+    script: Script, run: RunFolder, site: Site, request: Request, python: Sequence[str]
+) -> tuple[str, ...]:
+    threads = max(1, request.cpus // request.devices) if request.cpus else site.cpus_per_device
+    own = (
+        "# Threads of each rank, unless you have set them",
+        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
+    )
+    here = f"--chdir {quote_word(str(Path.cwd()))}"
+    return (
+        *(() if script.plain else (*own, "")),
+        *render_ranks(
+            shlex.quote(str(run.root)),
+            " ".join(map(quote_word, script.words)),
+            site,
+            request,
+            python=python,
+            program=run.node_program,
+            finish=[shlex.quote(str(end_program(run))), '"$run"', '--reports "$reports"'],
+            node_options=("--echo all", here, *(("--plain",) if script.plain else ())),
+            is_own=False,
+        ),
+    )
+
+
+def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitted]) -> None:
+    """Raise how a job's script ended, if not well: as its last line wrote it down, or as SLURM tells it."""
+    if run.metrics.exists():
+        raise_outcome(read_json(run.metrics))
+    elif state is None:
+        raise InfrastructureError("the ranks could not be started", fix=f"see the lines above and {run.logs}")
+    elif state.state == "TIMEOUT":
+        raise StoppedEarly("the job reached its time limit", fix="ask for more with --set site.time=H:MM:SS")
+    else:
+        error = failure_of(state, run, jobs)
+        raise (
+            StoppedEarly(error.message, fix="start the same command again")
+            if isinstance(error, StoppedEarly)
+            else error
+        )
+
+
+def _check_interpreter(script: Script, site: Site, python: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse an interpreter without torch, where it can be seen from here; elsewhere the job says so itself."""
+    if script.plain or site.container is not None or site.modules or site.conda is not None:
+        return
+    chosen = f"{site.venv}/bin/python" if site.venv is not None and python[0] == "python" else python[0]
+    if shutil.which(chosen) is not None:
+        check_interpreter(chosen, environ)
+
+
+def _checked_output(output: Path) -> str:
+    """The file as SLURM takes it, its %j and %x included; other patterns of SLURM could not be followed."""
+    refuse_unspeakable(output)
+    if unknown := [pattern for pattern in re.findall("%.?", str(output)) if pattern not in ("%j", "%x", "%%")]:
+        raise ConfigError(f"--output {output}: found {unknown[0]}, expected %j, %x or %%", fix="write a % as %%")
+    return str(output)
+
+
+def _binds(script: Script, root: Path) -> list[Path]:
+    """The folders that the script's processes see in a container: its own, this one, the run's, and named ones."""
+    values = [Path(argument.rpartition("=")[2]) for argument in script.arguments if "/" in argument]
+    named = [path if path.is_dir() else path.parent for path in values if path.is_absolute() and path.exists()]
+    folders = [script.path.parent, Path.cwd(), root.parent, *named]
+    return [folder for folder in folders if (*folder.resolve().parts, "")[1] not in _OF_THE_IMAGE]
+
+
+def _described(script: Script, request: Request) -> str:
+    if script.plain:
+        return "plainly"
+    plurals = ("s" if request.nodes > 1 else "", "s" if request.devices > 1 else "")
+    return f"on {request.nodes} node{plurals[0]} × {request.devices} rank{plurals[1]}"

@@ -1,0 +1,553 @@
+"""Containers: words that hold, images that are checked and fetched, and real jobs in Charliecloud and Apptainer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from conftest import RECIPES, REPOSITORY, Cli, tiny_config
+from lab.containers import Apptainer
+from lab.slurm import SlurmLab, until
+from voxscale.config.load import check_section
+from voxscale.config.schema import Synthetic
+from voxscale.config.site import Container, read_site
+from voxscale.data.synthetic import ensure_like
+from voxscale.errors import InfrastructureError
+from voxscale.launch import needs
+from voxscale.launch.container import folders_of, image_path, outermost, render_container, render_passed_on
+from voxscale.launch.definition import Recipe, pinned, render_definition
+from voxscale.launch.image import check_container, fetch_image
+from voxscale.launch.needs import is_at_least, lacking
+
+NOBODY = 65534
+PACKAGES = Path(sysconfig.get_path("purelib"))
+# Look-ups of names wait for a server that the nodes of the lab cannot reach.
+QUICK_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
+DROPPING = ["--cleanenv", "--containall"]
+
+
+def container(**fields: Any) -> Container:
+    return check_section(Container, {"image": "/i.sif", **fields}, "container")
+
+
+PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda names: Path("/none", *names))
+
+
+@given(st.lists(PATHS, max_size=8))
+def test_outermost_folders_hold_all_and_not_each_other(folders: list[Path]) -> None:
+    kept = outermost(folders)
+    assert all(any(folder.is_relative_to(other) for other in kept) for folder in folders)
+    assert not any(one != other and one.is_relative_to(other) for one in kept for other in kept)
+    assert set(kept) <= set(folders)
+
+
+def test_what_links_lead_to_is_bound_too(tmp_path: Path) -> None:
+    """Datasets are often folders of links into an archive, and home folders links to a file server."""
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "1.nii").touch()
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "1.nii").symlink_to(tmp_path / "archive" / "1.nii")
+    assert folders_of([tmp_path / "set" / "1.nii"]) == [tmp_path / "archive", tmp_path / "set"]
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    assert outermost([tmp_path / "link"]) == [tmp_path / "link", tmp_path / "set"]
+
+
+VERSIONS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
+
+
+@given(VERSIONS, VERSIONS, st.sampled_from(["", "+cpu", ".post1"]))
+def test_versions_are_compared_as_packaging_does(found: str, least: str, ending: str) -> None:
+    assert is_at_least(found + ending, least) == (Version(found + ending) >= Version(least))
+
+
+def test_all_that_is_lacking_is_named_with_what_is_there() -> None:
+    assert lacking(["numpy>=1.26", "nosuch>=1", "pyyaml>=99.1", "typer"]) == {
+        "nosuch>=1": "not there",
+        "pyyaml>=99.1": f"found {yaml.__version__}",
+    }
+    assert is_at_least("2.11.0a0+git1", "2.11"), "a vendor's early build counts as the release"
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
+@pytest.mark.parametrize(
+    ("nv", "gpus", "given"), [("auto", True, True), ("auto", False, False), (True, False, True), (False, True, False)]
+)
+def test_the_driver_is_inside_where_gpus_are_asked_for(runtime: str, nv: Any, gpus: bool, given: bool) -> None:
+    words = render_container(container(runtime=runtime, nv=nv), [], gpus=gpus, python="python3")
+    assert words[:2] == [runtime, "exec"]
+    assert ("--nv" in words) == given
+
+
+def test_variables_that_options_drop_are_kept_as_texts() -> None:
+    """Real bash, and a value that Apptainer's own shell would otherwise evaluate."""
+    keep = render_passed_on(container(options=DROPPING), ["MINE"])
+    environ = {"MINE": "$(touch canary) x", "SLURM_NODEID": "1", "OTHER": "no", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", "-c", keep, "node", "env"], env=environ, capture_output=True, text=True, timeout=10, check=True
+    )
+    kept = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("APPTAINER"))
+    assert kept["APPTAINERENV_MINE"] == "$(touch canary) x"
+    assert kept["APPTAINERENV_SLURM_NODEID"] == "1"
+    assert kept["APPTAINER_NO_EVAL"] == "1"
+    assert "APPTAINERENV_OTHER" not in kept
+    assert render_passed_on(container()) == render_passed_on(container(runtime="charliecloud", options=DROPPING)) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"image": "/nosuch.sif"}, "/nosuch.sif: no such file or folder"),
+        ({"image": "rel.sif"}, "expected an absolute path"),
+        ({"image": "FILE"}, "not an image; apptainer expects a .sif file or a folder"),
+        ({"image": "FILE", "runtime": "charliecloud"}, "found a file; charliecloud expects an unpacked image"),
+        ({"image": "FOLDER"}, "found a folder without programs"),
+        ({"image": "docker-archive:/nosuch.tar"}, "/nosuch.tar is no file"),
+        ({"image": "library://a/b", "runtime": "charliecloud"}, "charliecloud fetches docker://NAME only"),
+        ({"binds": ["/nosuch:/data"]}, "/nosuch:/data: /nosuch does not exist"),
+        ({"binds": ["data:/data"]}, "expected HOST, HOST:INSIDE or HOST:INSIDE:ro"),
+        ({"binds": ["/usr:/a:/b:ro"]}, "expected HOST, HOST:INSIDE or HOST:INSIDE:ro"),
+        ({"binds": ["/usr:/a,b"]}, "absolute paths without : and ,"),
+        ({"binds": ["/usr:/a:ro"], "runtime": "charliecloud", "image": "SYSTEM"}, "charliecloud cannot bind with :ro"),
+        ({"packages": "/nosuch"}, "container.packages /nosuch: no such folder"),
+        ({"packages": "here"}, "container.packages here: expected an absolute path"),
+    ],
+)
+def test_bad_input_is_said(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    (tmp_path / "FILE").write_text("#!/bin/sh\n")
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "SYSTEM" / "bin").mkdir(parents=True)
+    given = {"image": "SYSTEM", **fields}
+    if given["image"].isupper():
+        given["image"] = str(tmp_path / given["image"])
+    (finding,) = check_container(container(**given), [tmp_path])
+    assert words in finding
+
+
+def test_everything_is_said_at_once(tmp_path: Path) -> None:
+    odd = [tmp_path / "a:b", tmp_path / "a,b", Path("/usr")]
+    found = check_container(container(image="/nosuch", binds=["/no1", "/no2"], packages="/no3"), odd)
+    assert len(found) == 7
+    assert sum("a path with : or , cannot be bound" in finding for finding in found) == 2
+    assert sum("would hide the image's own /usr" in finding for finding in found) == 1
+
+
+def test_a_reference_has_its_place_in_the_cache() -> None:
+    site = {"container": {"image": "docker://reg:5000/a/b@sha256:12"}}
+    environ = {"XDG_CACHE_HOME": "/caches", "HOME": "/home/me"}
+    own = read_site(None, environ, [f"container={json.dumps(site['container'])}"]).container
+    assert own is not None
+    assert image_path(own) == Path("/caches/voxscale/images/docker-reg-5000-a-b-sha256-12.sif")
+    assert str(image_path(own)) in render_container(own, [], gpus=False, python="python3")
+    assert not container(image="/a/docker-archive:x").is_reference
+
+
+def test_pins_are_complete() -> None:
+    pins = dict(pin.split("==") for pin in pinned())
+    assert {"torch", "monai", "numpy", "pydantic-core", "typing-extensions"} <= set(pins)
+    assert "pytest" not in pins, "extras are not needed to train"
+    assert not any("+" in version for version in pins.values())
+
+
+def test_definitions_say_what_they_are_made_of() -> None:
+    text = render_definition(Recipe("apptainer", "docker://python:3.11-slim", ("a==1",)))
+    assert "Bootstrap: docker\nFrom: python:3.11-slim\n" in text
+    assert "Bootstrap: localimage\nFrom: /b.sif\n" in render_definition(Recipe("singularity", "/b.sif", ("a==1",)))
+    docker = render_definition(Recipe("charliecloud", "docker://python:3.11-slim", ("a==1",), Path("/w")))
+    assert "\nFROM python:3.11-slim\n" in docker
+    assert "--no-index --find-links /opt/wheels -r /opt/voxscale/requirements.txt" in docker
+
+
+def test_a_definition_is_written_without_a_runtime(cli_here: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "my.def"
+    done = cli_here("image", "build", "--no-build", "--definition", file, "--json")
+    assert done.json["written"] == [str(file), f"{file}.context"]
+    assert (tmp_path / "my.def.context" / "voxscale" / "launch" / "node.py").is_file()
+    assert (tmp_path / "my.def.context" / "requirements.txt").read_text().splitlines() == list(pinned())
+    again = cli_here("image", "build", "--no-build", "--definition", file)
+    assert again.code == 2
+    assert "is there already" in again.err
+
+
+def test_what_cannot_be_built_is_said_at_once(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "out.sif").touch()
+    done = cli("image", "build", "--from", tmp_path / "no.sif", "--wheels", tmp_path, "--out", tmp_path / "out.sif")
+    assert done.code == 2
+    for words in ("no.sif: no such file", "no wheels there", "out.sif: is there already"):
+        assert words in done.err
+    done = cli("image", "build", "--out", tmp_path / "x.sif", env={"PATH": str(tmp_path)})
+    assert done.code == 4
+    assert "apptainer is not on this machine: nothing was built" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.sif"]
+
+
+# ---- with the real runtimes
+
+
+def write_archive(file: Path) -> None:
+    """A Docker archive, as `docker save` writes it, of an image with one small file."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("hello"), io.BytesIO())
+    content = layer.getvalue()
+    config = {
+        "architecture": "amd64", "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}"]},
+    }  # fmt: skip
+    manifest = [{"Config": "config.json", "RepoTags": ["small:latest"], "Layers": ["layer.tar"]}]
+    members = {
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+        "layer.tar": content,
+    }
+    with tarfile.open(file, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def with_program(program: Path, **variables: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", **variables}
+
+
+@pytest.mark.slurm
+def test_a_reference_is_fetched_once_and_whole(apptainer: Apptainer, tmp_path: Path) -> None:
+    write_archive(tmp_path / "small.tar")
+    environ = with_program(apptainer.program, APPTAINER_CACHEDIR=str(tmp_path / "own"))
+    wanted = container(image=f"docker-archive:{tmp_path}/small.tar", cache=str(tmp_path / "cache"))
+    with pytest.raises(InfrastructureError, match="apptainer is not here"):
+        fetch_image(wanted, {"PATH": str(tmp_path)})
+    code = (
+        "import os, sys; from voxscale.config.site import Container; from voxscale.launch.image import fetch_image; "
+        "print(fetch_image(Container(image=sys.argv[1], cache=sys.argv[2]), os.environ))"
+    )
+    words = [sys.executable, "-c", code, wanted.image, wanted.cache or ""]
+    fetchers = [subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first = image_path(wanted)
+    assert [fetcher.communicate(timeout=60)[0].strip() for fetcher in fetchers] == [str(first)] * 2
+    (tmp_path / "small.tar").unlink()
+    assert fetch_image(wanted, {"PATH": ""}) == first, "nothing is asked for a second time"
+    assert not check_container(wanted, [])
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(b"nothing")
+    broken = wanted.model_copy(update={"image": f"docker-archive:{damaged}"})
+    with pytest.raises(InfrastructureError, match="could not be fetched"):
+        fetch_image(broken, environ)
+    assert [path for path in (tmp_path / "cache").iterdir() if path.name != ".lock"] == [first]
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def image_with_pip(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image with pip, as stock images have it."""
+    folder = tmp_path_factory.mktemp("pip") / "image"
+    subprocess.run(["cp", "-a", image_folder, folder], check=True, timeout=120)
+    shutil.copytree(PACKAGES / "pip", folder / "usr/lib/python3/dist-packages/pip", dirs_exist_ok=True)
+    return folder
+
+
+@pytest.mark.cluster
+def test_an_image_is_built_and_has_what_was_pinned(apptainer: Apptainer, image_with_pip: Path, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "smallthing", "1.2.3")
+    environ = with_program(apptainer.program)
+    built = build_here(image_with_pip, "smallthing==1.2.3", wheels, tmp_path / "own.sif", environ)
+    assert built.returncode == 0, built.stderr
+    code = "import smallthing, voxscale; print(smallthing.version, voxscale.__file__)"
+    run = [apptainer.program, "exec", "--containall", tmp_path / "own.sif"]
+    said = subprocess.run(
+        [*run, "python3", "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert said.split() == ["1.2.3", "/opt/voxscale/voxscale/__init__.py"]
+    refused = build_here(image_with_pip, "nosuchthing==1", wheels, tmp_path / "no.sif", environ)
+    assert "apptainer could not build the image" in refused.stderr
+    assert "nosuchthing==1" in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.sif", "wheels"]
+
+
+def build_here(
+    base: Path, requirement: str, wheels: Path, out: Path, environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """`build_image` in a user namespace of its own, whose root has every capability: this machine's may not."""
+    code = (
+        "import os, sys; from pathlib import Path; from voxscale.launch.definition import Recipe, build_image; "
+        "base, need, wheels, out = sys.argv[1:]; "
+        "build_image(Recipe('apptainer', base, (need,), Path(wheels)), Path(out), os.environ)"
+    )
+    words = [sys.executable, "-c", code, str(base), requirement, str(wheels), str(out)]
+    inside = ["unshare", "-U", "bash", "-c", 'read -r _; exec "$@"', "bash", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(inside, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        own, its = Path("/proc/self/ns/user"), Path(f"/proc/{child.pid}/ns/user")
+        until(lambda: its.readlink() != own.readlink(), 10, lambda: "no namespace")
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{child.pid}/{name}").write_text("0 0 65536\n")
+        out_text, err_text = child.communicate("\n", timeout=200)
+    return subprocess.CompletedProcess(words, child.returncode, out_text, err_text)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("runtime", ["charliecloud", "apptainer"])
+def test_the_fix_for_what_is_lacking_works(
+    request: pytest.FixtureRequest, image_with_pip: Path, tmp_path: Path, runtime: str
+) -> None:
+    """The very command of the message, with a package instead of voxscale's own."""
+    program = request.getfixturevalue(runtime)
+    environ = with_program(program if runtime == "charliecloud" else program.program, USER="root")
+    write_wheel(tmp_path, "smallthing", "1.2.3")
+    own = container(runtime=runtime, image=str(image_with_pip))
+    enter = {
+        "charliecloud": f"ch-run --bind DIR {image_with_pip} --",
+        "apptainer": f"apptainer exec --bind DIR {image_with_pip}",
+    }
+    (image_with_pip / str(tmp_path).lstrip("/")).mkdir(parents=True, exist_ok=True)
+
+    def look(packages: Path | None) -> subprocess.CompletedProcess[str]:
+        search = f"PYTHONPATH={packages or ''}"
+        words = [*enter[runtime].replace("DIR", str(tmp_path)).split(), "env", search, "python3"]
+        shutil.copy(needs.__file__, tmp_path / "needs.py")
+        words += [str(tmp_path / "needs.py"), f"--enter={enter[runtime]}", "--json", "smallthing>=1.2"]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    said = look(None)
+    assert said.returncode == 4
+    fix = json.loads(said.stdout)["fix"].replace("DIR", str(tmp_path))
+    command = fix.partition(": ")[2].partition(";")[0]
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    subprocess.run(["bash", "-c", command], env={**environ, **offline}, capture_output=True, timeout=120, check=True)
+    assert look(Path(fix.rpartition(" ")[2])).returncode == 0
+    assert own.image in fix
+
+
+# ---- as jobs on the real SLURM
+
+PROBE = """
+import json, os, sys
+names = ("SLURM_JOB_ID", "SLURM_NODEID", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TORCH_X", "OMP_NUM_THREADS", "MINE")
+print("PROBE", json.dumps({
+    "uid": os.getuid(), "python": sys.executable, "has_image": os.path.exists("/image-mark"),
+    "variables": {name: os.environ.get(name) for name in names},
+    "mapped": os.path.exists("/mapped/1.txt"), "writable": os.access("/mapped/1.txt", os.W_OK),
+}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def marked_image(image_folder: Path) -> Path:
+    (image_folder / "image-mark").touch()
+    return image_folder
+
+
+@pytest.fixture
+def place(slurm: SlurmLab, marked_image: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Write a site with a container; returns (its file, the environment that has the runtime)."""
+
+    def write(runtime: str, *, form: str = "sandbox", **fields: Any) -> tuple[Path, dict[str, str]]:
+        environ, image = {}, marked_image
+        if runtime == "charliecloud":
+            request.getfixturevalue("charliecloud")
+        else:
+            lab: Apptainer = request.getfixturevalue("apptainer")
+            environ, image = with_program(lab.program), lab.sif if form == "sif" else marked_image
+            if runtime == "singularity":  # the same program by its older name
+                (tmp_path / "bin").mkdir(exist_ok=True)
+                (tmp_path / "bin" / "singularity").write_text(f'#!/bin/sh\nexec "{lab.program}" "$@"\n')
+                (tmp_path / "bin" / "singularity").chmod(0o755)
+                environ["PATH"] = f"{tmp_path}/bin:{environ['PATH']}"
+        content = {
+            "cpus_per_device": 1,
+            "signal_s": 40,
+            "env": QUICK_NAMES | fields.pop("env", {}),
+            "gpus": fields.pop("gpus", {}),
+            "container": {"runtime": runtime, "image": str(image), "packages": str(PACKAGES), **fields},
+        }
+        file = tmp_path / f"{runtime}.yaml"
+        file.write_text(yaml.safe_dump(content))
+        return file, {**environ, **slurm.environ}
+
+    return write
+
+
+def probe(cli: Cli, folder: Path, site: Path, environ: dict[str, str], *words: object) -> list[dict[str, Any]]:
+    """What the ranks of a job see."""
+    (folder / "probe.py").write_text(PROBE)
+    run = folder / f"run-{site.stem}"
+    done = cli("launch", folder / "probe.py", "--on", "slurm", "--site", site, "--run", run, *words, env=environ)
+    assert done.code == 0, done.err
+    return [json.loads(line.partition("PROBE ")[2]) for line in (done.out + done.err).splitlines() if "PROBE" in line]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("runtime", "options"), [("apptainer", ["--cleanenv"]), ("singularity", ["--containall"]), ("charliecloud", [])]
+)
+def test_ranks_see_what_they_need(
+    place: Callable[..., Any], cli: Cli, tmp_path: Path, runtime: str, options: list[str]
+) -> None:
+    (tmp_path / "mapped").mkdir()
+    (tmp_path / "mapped" / "1.txt").touch()
+    is_read_only = runtime != "charliecloud"
+    site, environ = place(
+        runtime,
+        options=options,
+        binds=[f"{tmp_path}/mapped:/mapped" + (":ro" if is_read_only else "")],
+        env={"NCCL_DEBUG": "WARN", "TORCH_X": "$(touch canary)", "MINE": "a b"},
+        gpus={"ask": "gres", "type": "a100"},
+    )
+    (seen,) = probe(cli, tmp_path, site, {**environ, "OMP_NUM_THREADS": "3"}, "--plain")
+    assert seen["python"] == "/usr/bin/python3"
+    assert seen["has_image"]
+    assert seen["mapped"]
+    assert seen["writable"] == (not is_read_only)
+    variables = seen["variables"]
+    assert variables.pop("SLURM_JOB_ID").isdigit()
+    assert variables == {
+        "SLURM_NODEID": "0", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "WARN", "TORCH_X": "$(touch canary)",
+        "OMP_NUM_THREADS": "3", "MINE": "a b",
+    }  # fmt: skip
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("runtime", ["apptainer", "charliecloud"])
+def test_an_ordinary_user_is_the_same_inside(place: Callable[..., Any], slurm: SlurmLab, runtime: str) -> None:
+    """With the system's Python, which every user may run."""
+    folder = Path(tempfile.mkdtemp(prefix="voxscale-nobody-"))
+    try:
+        os.chown(folder, NOBODY, NOBODY)
+        site, environ = place(runtime)
+        shutil.copy(site, folder / "site.yaml")
+        (folder / "probe.py").write_text(PROBE)
+        words = ["launch", "probe.py", "--plain", "--on", "slurm", "--run", folder / "run"]
+        own = {"HOME": str(folder), "PATH": environ.get("PATH", os.environ["PATH"]), "XDG_CACHE_HOME": f"{folder}/c"}
+        own["PYTHONPATH"] = f"{REPOSITORY / 'src'}:{PACKAGES}"
+        prefix = ["env", *(f"{name}={value}" for name, value in own.items())]
+        done = slurm.run(*prefix, "/usr/bin/python3", "-m", "voxscale", *words, user=NOBODY, cwd=folder, timeout=60)
+        (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "PROBE" in line]
+        assert json.loads(line.partition("PROBE ")[2])["uid"] == NOBODY
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def tiny(dataset: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_config(dataset, train__epochs=1)))
+    return file
+
+
+@pytest.mark.slurm
+def test_what_an_image_lacks_is_said_before_a_job_waits(place: Callable[..., Any], cli: Cli, tiny: Path) -> None:
+    site, environ = place("charliecloud", packages=None)
+    done = cli("train", tiny, "--on", "slurm", "--site", site, "--run", tiny.parent / "run", env=environ)
+    assert done.code == 4
+    for words in ("torch>=2.11: not there", "monai>=1.6.1: not there", "tensorboard>=2.16: not there", "image build"):
+        assert words in done.err
+    assert not (tiny.parent / "run").exists()
+    assert "submitted" not in done.err
+
+
+@pytest.mark.slurm
+def test_where_the_runtime_is_not_here_the_job_says_it(
+    place: Callable[..., Any], cli: Cli, tiny: Path, slurm: SlurmLab
+) -> None:
+    """As with a runtime that only the modules of nodes bring: here the job's own line adds it to PATH."""
+    site, environ = place("apptainer", packages=None)
+    content = yaml.safe_load(site.read_text())
+    content["env"]["PATH"] = environ["PATH"]
+    site.write_text(yaml.safe_dump(content))
+    run = tiny.parent / "run"
+    done = cli("train", tiny, "--on", "slurm", "--site", site, "--run", run, "--devices", 1, env=slurm.environ)
+    assert done.code == 4, done.err
+    assert "warning: apptainer is not on this machine" in done.err
+    assert "torch>=2.11: not there" in done.err
+
+
+@pytest.mark.slurm
+def test_two_nodes_train_as_they_do_without_a_container(
+    place: Callable[..., Any], cli: Cli, tiny: Path, tmp_path: Path
+) -> None:
+    site, environ = place("charliecloud")
+    words = ["--on", "slurm", "--nodes", 2, "--devices", 1]
+    done = cli("train", tiny, *words, "--site", site, "--run", tmp_path / "inside", env=environ)
+    assert done.code == 0, done.err
+    (tmp_path / "bare.yaml").write_text("cpus_per_device: 1\nsignal_s: 40\n")
+    done = cli("train", tiny, *words, "--site", tmp_path / "bare.yaml", "--run", tmp_path / "outside", env=environ)
+    assert done.code == 0, done.err
+    tables = [(tmp_path / name / "cases.csv").read_text() for name in ("inside", "outside")]
+    assert tables[0] == tables[1]
+
+
+EXAMPLES = {
+    "synthetic_unet": [
+        "data.synthetic={cases: 6, size: [32, 32, 32], seed: 0}", "patches.size=[16,16,16]", "patches.per_case=2",
+        "model.channels=[4,8,16]", "train.epochs=2", "train.batch={per_device: 2}",
+    ],
+    "brats_segresnet": [
+        "patches.size=[32,32,32]", "model.channels=[8,16]", "model.blocks_down=[1,1]", "model.blocks_up=[1]",
+        "train.epochs=2", "validate.every=1", "validate.window=[32,32,32]",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipes, with BraTS-like data where the recipe looks for them."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copytree(RECIPES, folder / "recipes")
+    ensure_like(folder / "brats", "brats", Synthetic(cases=6, size=(40, 40, 32)))
+    (folder / "data").mkdir()
+    (folder / "brats" / "Task01_BrainTumour").rename(folder / "data" / "Task01_BrainTumour")
+    return folder
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(("runtime", "form"), [("charliecloud", "sandbox"), ("apptainer", "sif")])
+def test_the_examples_of_row_0(
+    place: Callable[..., Any],
+    cli: Cli,
+    examples: Path,
+    tmp_path: Path,
+    runtime: str,
+    form: str,
+    example: str,
+    nodes: int,
+) -> None:
+    site, environ = place(runtime, form=form, options=[] if runtime == "charliecloud" else DROPPING)
+    config = examples / "recipes" / f"{example}.yaml"
+    words = ["--on", "slurm", "--nodes", nodes, "--devices", 1, "--site", site, "--run", tmp_path / "run"]
+    done = cli("train", config, "track=none", "train.threads=1", *EXAMPLES[example], *words, env=environ)
+    assert done.code == 0, done.err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["state"] == "done"
+    assert metrics["world_size"] == nodes
+    assert len((tmp_path / "run" / "cases.csv").read_text().splitlines()) >= 2

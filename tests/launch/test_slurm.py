@@ -1,0 +1,417 @@
+"""Training on a real SLURM: the same model as anywhere else, whatever happens to the job on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Cli, Finished, tiny_config
+from lab.slurm import SlurmLab, until
+from voxscale.train.events import read_events
+
+pytestmark = pytest.mark.slurm
+
+LONG = {"train__epochs": 12, "validate__every": 6, "model": {"name": "networks:build_slow"}}
+NODES = [f"node{number}" for number in range(1, 5)]
+NUM_STEPS = 60
+SLOW = {"SLOW_STEPS": "0.1"}
+NETWORKS = """
+import os
+import time
+
+import torch
+
+
+class Slow(torch.nn.Conv3d):
+    def forward(self, image):
+        time.sleep(float(os.environ.get("SLOW_STEPS", 0)))  # so that there is time to disturb a run
+        return super().forward(image)
+
+
+class Broken(torch.nn.Conv3d):
+    def forward(self, image):
+        if os.environ.get("RANK") == "1":
+            raise ValueError("rank one has had enough")
+        return super().forward(image)
+
+
+def build_slow(in_channels, out_channels):
+    return Slow(in_channels, out_channels, 3, padding=1)
+
+
+def build_broken(in_channels, out_channels):
+    return Broken(in_channels, out_channels, 1)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("networks")
+    (folder / "networks.py").write_text(NETWORKS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.syspath_prepend(folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("site") / "lab.yaml"
+    path.write_text("cpus_per_device: 1\nsignal_s: 40\n")
+    return path
+
+
+@pytest.fixture
+def on_slurm(idle_slurm: SlurmLab, cli: Cli, site: Path) -> Callable[..., Finished]:
+    """Run a verb with `--on slurm`."""
+
+    def run(verb: str, *words: object, env: dict[str, str] | None = None) -> Finished:
+        environ = {**idle_slurm.environ, "PYTHONPATH": os.environ["PYTHONPATH"], **(env or {})}
+        return cli(verb, *words, "--on", "slurm", "--site", site, env=environ)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The long run on this machine with so many ranks, trained once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "long.yaml").write_text(yaml.safe_dump(tiny_config(dataset, **LONG)))
+
+    @cache
+    def run(ranks: int) -> Path:
+        root = folder / f"on-{ranks}"
+        done = cli_here("train", folder / "long.yaml", "--devices", ranks, "--run", root)
+        assert done.code == 0, done.err
+        return root
+
+    return run
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "metrics.json").read_text())
+    return content
+
+
+def last_job(run: Path) -> int:
+    return int(json.loads((run / "launch" / "jobs.json").read_text())["jobs"][-1]["id"])
+
+
+def stream(run: Path) -> list[Any]:
+    return [(event["step"], sorted(event["cases"])) for event in read_events(run / "events.jsonl") if "cases" in event]
+
+
+def await_step(run: Path, step: int) -> None:
+    def reached() -> bool:
+        events = run / "events.jsonl"
+        return events.exists() and any(row.get("step", 0) >= step for row in read_events(events))
+
+    until(reached, 60, lambda: f"{run} did not reach step {step}")
+
+
+def assert_same_model(run: Path, reference: Path) -> None:
+    assert metrics(run)["weights_sha256"] == metrics(reference)["weights_sha256"]
+    assert (run / "cases.csv").read_bytes() == (reference / "cases.csv").read_bytes()
+    assert stream(run) == stream(reference)
+
+
+WORLDS = [
+    (2, 2),
+    *(pytest.param(*world, marks=pytest.mark.cluster) for world in ((1, 1), (1, 2), (2, 1), (4, 1))),
+]
+
+
+@pytest.mark.parametrize(("nodes", "devices"), WORLDS)
+def test_the_same_model_as_on_one_machine(
+    on_slurm: Callable[..., Finished],
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    nodes: int,
+    devices: int,
+) -> None:
+    run = tmp_path / "run"
+    done = on_slurm("train", write_config(**LONG), "--nodes", nodes, "--devices", devices, "--run", run, "--json")
+    assert done.code == 0, done.err
+    assert done.json["world_size"] == nodes * devices
+    assert_same_model(run, undisturbed(nodes * devices))
+    assert f"job {last_job(run)} (train): running on node" in done.err
+    assert "epoch 12/12" in done.err, "the log is followed"
+    hosts = {json.loads(path.read_text())["host"] for path in run.glob("logs/*-0/node-000?.json")}
+    assert len(hosts) == nodes
+    assert len(list(run.glob("logs/*-0/rank-*.log"))) == nodes * devices
+
+
+def test_the_stream_does_not_depend_on_the_world(undisturbed: Callable[[int], Path]) -> None:
+    assert stream(undisturbed(1)) == stream(undisturbed(2)) == stream(undisturbed(4))
+
+
+def test_requeued_by_hand_equals_undisturbed(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    run, config = tmp_path / "run", write_config(**LONG)
+    place = ["--nodes", 2, "--devices", 1, "--run", run]
+    started = on_slurm("train", config, *place, "--detach", "--json", env=SLOW)
+    assert started.json["state"] == "submitted"
+    again = on_slurm("train", config, *place)
+    assert again.code == 4, "a run that is queued or trains is not submitted twice"
+    assert f"job {last_job(run)}" in again.err
+    await_step(run, 3)
+    listed = {row["run"]: row for row in cli("runs", tmp_path, "--json", env=idle_slurm.environ).json["runs"]}
+    assert (listed[str(run)]["state"], listed[str(run)]["job"]) == ("running", last_job(run))
+    idle_slurm.run("scontrol", "requeue", last_job(run))
+    idle_slurm.await_state(last_job(run), "PENDING")
+    idle_slurm.start_now(last_job(run))
+    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=90)
+    assert_same_model(run, undisturbed(2))
+    assert {path.name for path in run.glob(f"logs/{last_job(run)}-*")} == {f"{last_job(run)}-{n}" for n in (0, 1)}
+    assert "resume" in (run / "events.jsonl").read_text()
+
+
+@pytest.mark.cluster
+def test_the_time_limit_is_only_a_pause(
+    on_slurm: Callable[..., Finished],
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """A minute, signalled 40 s before its end: slowed down, the run needs several such jobs."""
+    run, words = tmp_path / "run", ["site.time=1", "--nodes", 2, "--devices", 1]
+    done = on_slurm("train", write_config(**LONG), *words, "--run", run, env={"SLOW_STEPS": "0.6"})
+    assert done.code == 0, done.err
+    assert len(list(run.glob("logs/*-*"))) > 1, "one job was enough"
+    assert_same_model(run, undisturbed(2))
+
+
+@pytest.mark.cluster
+def test_a_lost_node_costs_nothing(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    on_slurm("train", write_config(**LONG), "--nodes", 2, "--devices", 1, "--run", run, "--detach", env=SLOW)
+    await_step(run, 3)
+    lost = json.loads((next(run.glob("logs/*-0")) / "node-0001.json").read_text())["node"]
+    idle_slurm.kill_node(lost)
+    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=150)
+    idle_slurm.revive_node(lost)
+    assert_same_model(run, undisturbed(2))
+
+
+@pytest.mark.cluster
+def test_preempted_equals_undisturbed(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    words = ["site.partition=preempt", "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
+    on_slurm("train", write_config(**LONG), *words, env=SLOW)
+    await_step(run, 3)
+    with idle_slurm.occupy(NODES):
+        idle_slurm.await_state(last_job(run), "PENDING", timeout=30)
+    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=90)
+    assert_same_model(run, undisturbed(2))
+
+
+def test_a_failing_rank_is_on_the_screen_at_once(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    config = write_config(model={"name": "networks:build_broken"})
+    done = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run)
+    seen = time.time()
+    assert done.code == 1
+    assert done.err.rstrip().splitlines()[-2].startswith("error: rank 1: ValueError: rank one has had enough")
+    assert idle_slurm.state(last_job(run)) == "FAILED"
+    ended = datetime.fromisoformat(idle_slurm.show(last_job(run))["EndTime"]).timestamp()
+    assert seen - ended < 5
+    listed = cli("runs", run, env=idle_slurm.environ)
+    assert "failed" in listed.out
+    assert "rank one has had enough" in listed.out
+
+
+def test_cancel_saves_and_the_run_goes_on(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    run, config = tmp_path / "run", write_config(**LONG)
+    on_slurm("train", config, "--nodes", 1, "--devices", 2, "--run", run, "--detach", env=SLOW)
+    await_step(run, 3)
+    done = cli("cancel", run, env=idle_slurm.environ)
+    assert (done.code, done.out.strip()) == (0, f"cancelled job {last_job(run)} (train)")
+    idle_slurm.await_state(last_job(run), "CANCELLED")
+    until(lambda: (run / "metrics.json").exists(), 15, lambda: "the state was not saved")
+    assert metrics(run)["state"] == "stopped"
+    assert 0 < metrics(run)["steps"] < NUM_STEPS
+    assert cli("cancel", run, env=idle_slurm.environ).code == 2, "nothing is left to cancel"
+    assert on_slurm("train", config, "--nodes", 1, "--devices", 2, "--run", run).code == 0
+    assert_same_model(run, undisturbed(2))
+
+
+def test_prepare_train_and_evaluate_hang_together(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    """Nothing is prepared: one job opens the run, the training waits for it, the evaluation for both."""
+    store = tmp_path / "store"
+    run, config = tmp_path / "run", write_config(data__store=str(store))
+    with idle_slurm.occupy(NODES):
+        started = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run, "--detach", "--json")
+        assert [job["kind"] for job in started.json["jobs"]] == ["open", "train"]
+        evaluated = on_slurm("evaluate", run, "--split", "train", "--detach", "--json")
+        assert evaluated.code == 0, evaluated.err
+        listed = cli("runs", tmp_path, "--json", env=idle_slurm.environ).json["runs"]
+        assert [row["state"] for row in listed] == ["queued"]
+        assert not store.exists()
+    for job in json.loads((run / "launch" / "jobs.json").read_text())["jobs"]:
+        idle_slurm.await_state(job["id"], "COMPLETED", timeout=90)
+    assert metrics(run)["state"] == "done"
+    rows = list(csv.DictReader((run / "evaluations" / "train" / "cases.csv").open()))
+    assert len(rows) == 9
+
+
+def test_a_job_that_cannot_open_its_data_says_so(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], dataset: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "bad")
+    broken = next((tmp_path / "bad").glob("*img*"))
+    broken.write_bytes(broken.read_bytes()[:-50])
+    run = tmp_path / "run"
+    config = write_config(data__source=str(tmp_path / "bad"), data__store=str(tmp_path / "store"))
+    done = on_slurm("train", config, "--devices", 1, "--run", run)
+    assert done.code != 0
+    assert broken.name.partition(".")[0].removeprefix("img") in done.err or broken.name in done.err
+    assert "cancelled" in done.err, "the training job does not wait for ever"
+
+
+def test_folds_are_an_array(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], cli: Cli, tmp_path: Path
+) -> None:
+    run = tmp_path / "folds"
+    config = write_config(data__split={"folds": 3, "test": 0.2}, train__epochs=1)
+    done = on_slurm("train", config, "--devices", 1, "--folds", "all", "--run", run, "--json")
+    assert done.code == 0, done.err
+    text = (run / "launch" / "job.sbatch").read_text()
+    assert "#SBATCH --array=1-3" in text
+    here = cli("train", config, "--devices", 1, "--folds", "all", "--run", tmp_path / "here", "--json")
+    assert done.json["summary"] == here.json["summary"]
+    assert done.json["test"] == here.json["test"]
+
+
+def test_inside_an_allocation(
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    site: Path,
+    tmp_path: Path,
+) -> None:
+    """`salloc` on a login node, and one task of `srun` on a node: the job's nodes are used, nothing is submitted."""
+    config, run = write_config(**LONG), tmp_path / "run"
+    voxscale = [sys.executable, "-m", "voxscale"]
+    words = [*voxscale, "train", config, "--on", "slurm", "--site", site, "--devices", 1, "--run", run]
+    done = idle_slurm.run("salloc", "-N2", "-c2", *words, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "submitted" not in done.stderr
+    assert_same_model(run, undisturbed(2))
+    too_many = idle_slurm.run("salloc", "-N1", *words[:-1], tmp_path / "other", "--nodes", 3, timeout=60, check=False)
+    assert too_many.returncode == 4
+    assert "has 1 (node" in too_many.stderr
+
+
+def test_a_shell_of_one_task_does_not_change_the_world(
+    idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "voxscale", "train", write_config(train__threads="auto"), "--run", tmp_path / "run"]
+    done = idle_slurm.run(
+        "srun", "-n1", "-c2", "env", "SLURM_NTASKS=7", "SLURM_PROCID=3", *words, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "run")["world_size"] == 2, "one process for each CPU of the job"
+
+
+def test_a_folder_that_nodes_do_not_share(
+    on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path]
+) -> None:
+    run = idle_slurm.local / "run"  # each node has a disk of its own there
+    done = on_slurm("train", write_config(), "--nodes", 2, "--devices", 1, "--run", run)
+    assert done.code == 4, done.err
+    assert f"its node may not see {run}" in done.err
+    assert "--run" in done.err
+
+
+@pytest.fixture
+def no_slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+    yield {"PATH": str(tmp_path)}
+
+
+def test_no_slurm_on_this_machine(
+    cli: Cli, write_config: Callable[..., Path], no_slurm: dict[str, str], tmp_path: Path
+) -> None:
+    done = cli("train", write_config(), "--on", "slurm", "--run", tmp_path / "run", env=no_slurm)
+    assert done.code == 4
+    assert "no SLURM on this machine" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_job_file_runs_by_hand(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    config = write_config(**LONG, train__stop_after={"steps": 3})
+    stopped = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run)
+    assert stopped.code == 75, "what stops by itself is not queued again"
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace("stop_after: {steps: 3, minutes: null}", "stop_after: null")
+    )
+    job = idle_slurm.submit(run / "launch" / "job.sbatch")
+    idle_slurm.await_state(job, "COMPLETED", timeout=90)
+    assert_same_model(run, undisturbed(2))
+
+
+def test_dry_run_prints_the_job_and_writes_nothing(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = on_slurm("train", write_config(), "--nodes", 2, "--devices", 1, "--run", tmp_path / "run", "--dry-run")
+    assert done.code == 0
+    assert done.out.count("#!/bin/bash") in (1, 2)
+    assert subprocess.run(["bash", "-n"], input=done.out, text=True, check=False).returncode == 0
+    assert not (tmp_path / "run").exists()
