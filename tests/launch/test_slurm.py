@@ -415,3 +415,20 @@ def test_dry_run_prints_the_job_and_writes_nothing(
     assert done.out.count("#!/bin/bash") in (1, 2)
     assert subprocess.run(["bash", "-n"], input=done.out, text=True, check=False).returncode == 0
     assert not (tmp_path / "run").exists()
+
+
+def test_a_site_is_detected_and_checked(idle_slurm: SlurmLab, cli: Cli, tmp_path: Path) -> None:
+    """The lab's GPUs are device files and no more: that is what the check has to find."""
+    path, environ = tmp_path / "lab.yaml", idle_slurm.environ
+    done = cli("site", "detect", "--out", path, env=environ)
+    assert done.code == 0, done.err
+    assert "partition: main" in path.read_text()
+    assert cli("site", "detect", "--out", path, env=environ).code == 2, "nothing is overwritten"
+    words = ["site", "check", "--site", path, "--nodes", 2, "--devices", 1, "--run", tmp_path / "check", "--json"]
+    checked = cli(*words, env=environ)
+    assert checked.code == 4
+    (finding,) = checked.json["findings"]
+    assert "ranks 0, 1 see no GPU" in finding
+    assert len({rank["host"] for rank in checked.json["ranks"]}) == 2
+    assert checked.json["all_reduce_gb_s"] > 0.01
+    assert "#SBATCH --gres=gpu:a100:1" in (tmp_path / "check" / "launch" / "check.sbatch").read_text()

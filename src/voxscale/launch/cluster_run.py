@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from string import Template
 
@@ -31,10 +30,10 @@ from voxscale.launch.batch import (
     unfinished_jobs,
 )
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
+from voxscale.launch.container import check_container
 from voxscale.launch.folder import Draft, draft_run, is_prepared, move_aside, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
-from voxscale.launch.image import check_container, make_ready
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import judge, newest_reports, node_failures, read_failure, read_state, unsaid
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
@@ -53,7 +52,6 @@ class Submission:
     request: Request
     opened: bool
     allocation: Allocation | None
-    binds: Sequence[Path] = ()
 
     @property
     def is_done(self) -> bool:
@@ -88,7 +86,7 @@ def draft_submission(
     else:
         jobs = train_jobs(root, place.site, request, binds, opened=opened, debug_comm=place.debug_comm)
     allocation = nodes_of if isinstance(nodes_of, Allocation) else None
-    return Submission(root, config, drafts, jobs, request, opened, allocation, binds)
+    return Submission(root, config, drafts, jobs, request, opened, allocation)
 
 
 def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Placement) -> list[Submitted]:
@@ -101,7 +99,6 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
     if submission.is_done:
         print(f"{run.root}: done already; --fresh trains it anew", file=sys.stderr)
         return []
-    make_ready(place.site, submission.binds, environ)
     _open(submission, environ)
     if submission.allocation is not None:
         attempt = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
@@ -125,9 +122,8 @@ def evaluate_on_slurm(
     config = with_scratch(read_config(runs[0].config if runs[0].exists else runs[0].asked), place.site, environ)
     nodes_of = look_at_nodes(environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
-    binds = [*_binds(config, root, environ, place.site), *_named_data(words)]
+    binds = _binds(config, root, environ, place.site)
     check_place(place.site, request, binds, nodes_of)
-    make_ready(place.site, binds, environ)
     jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
     waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ)]
     place = replace(place, after=(*place.after, *waits[-1:]))
@@ -172,7 +168,6 @@ def prepare_on_slurm(
         words = [*words, f"data.store={config.data.store}"]
     binds = _binds(config, root, environ, place.site)
     check_place(place.site, Request(), binds, read_cluster(environ))
-    make_ready(place.site, binds, environ)
     submitted = submit_jobs(
         {PREPARE: prepare_job(root, place.site, binds, words)}, place.site, environ, after=place.after
     )
@@ -286,9 +281,3 @@ def _binds(config: Config, root: Path, environ: Mapping[str, str], site: Site) -
     known = config.data.synthetic is None or Path(config.data.source).exists()
     cases = find_cases(config.data, store_root(config.data, environ)).cases if known else []
     return binds_of(config, root, environ, [file for case in cases for file in case.files])
-
-
-def _named_data(words: Sequence[str]) -> list[Path]:
-    """The folder of other data that an evaluation's words name."""
-    named = [Path(data) for option, data in pairwise(words) if option == "--data"]
-    return [path if path.is_dir() else path.parent for path in named]

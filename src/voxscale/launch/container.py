@@ -1,6 +1,6 @@
 """Containers: the words that run a command inside an image, with everything it needs at the same paths.
 
-Pure text. What has to be there before (the image, folders to bind on) is seen to by `launch.image`.
+Text and checks. What has to be there before (the image, folders to bind on) is seen to by `launch.image`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PACKAGE = Path(voxscale.__file__).parent
 _PASSED_ON = ("SLURM", "CUDA", "NCCL", "GLOO", "TORCH", "OMP", "NVIDIA", "ROCR", "HIP", "UCX", "FI_", "VOXSCALE")
 _DROPS_VARIABLES = {"-e", "--cleanenv", "-C", "--containall"}
 _EXECUTABLE = {"apptainer": "apptainer", "singularity": "singularity", "charliecloud": "ch-run"}
+_SIF, _SIF_AT, _SQUASHFS = b"SIF_MAGIC", 32, b"hsqs"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OWN_OF_IMAGES = {"/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr", "/usr/local", "/var", "/dev", "/proc"}
 
@@ -107,6 +108,50 @@ def requirements() -> list[str]:
         return [need.replace(" ", "") for need in requires("voxscale") or () if "extra ==" not in need]
     except PackageNotFoundError:
         return []
+
+
+def check_container(container: Container, folders: Iterable[Path]) -> list[str]:
+    """What is wrong with image and binds, as far as it can be seen from here; a line each."""
+    return [*_check_image(container), *check_binds(container, folders)]
+
+
+def _check_image(container: Container) -> list[str]:
+    found = f"container.image {container.image}"
+    if container.is_reference:
+        return _check_reference(container)
+    image = Path(container.image)
+    if not image.is_absolute():
+        return [f"{found}: expected an absolute path, or a reference such as docker://NAME"]
+    if not image.exists():
+        return [f"{found}: no such file or folder"]
+    if image.is_dir():
+        is_system = any((image / name).exists() for name in ("bin/sh", "usr/bin", "bin"))
+        return [] if is_system else [f"{found}: found a folder without programs, expected an unpacked image"]
+    if is_charliecloud(container):
+        return [f"{found}: found a file; charliecloud expects an unpacked image, which is a folder"]
+    start = _first_bytes(image)
+    if not start[_SIF_AT:].startswith(_SIF) and not start.startswith(_SQUASHFS):
+        return [f"{found}: not an image; {container.runtime} expects a .sif file or a folder"]
+    return []
+
+
+def _check_reference(container: Container) -> list[str]:
+    found = f"container.image {container.image}"
+    kind, _, rest = container.image.partition(":")
+    if is_charliecloud(container) and kind != "docker":
+        return [f"{found}: charliecloud fetches docker://NAME only; expected that, or an unpacked image"]
+    if kind in ("docker-archive", "oci-archive") and not image_path(container).exists():
+        archive = Path(rest.partition(":")[0])
+        return [] if archive.is_file() else [f"{found}: {archive} is no file"]
+    return []
+
+
+def _first_bytes(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(64)
+    except OSError:
+        return b""
 
 
 def check_binds(container: Container, folders: Iterable[Path]) -> list[str]:

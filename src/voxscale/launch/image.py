@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from voxscale.config.site import Container, Site
@@ -15,7 +15,6 @@ from voxscale.errors import ConfigError, InfrastructureError, printable
 from voxscale.files import locked, publish, remove, remove_temporaries
 from voxscale.launch.container import (
     all_binds,
-    check_binds,
     executable,
     image_path,
     is_charliecloud,
@@ -25,54 +24,9 @@ from voxscale.launch.container import (
 
 _TRY_S = 120.0  # for an image to start here and look at its packages
 _FETCH_S = 4 * 3600.0
-_SIF, _SIF_AT, _SQUASHFS = b"SIF_MAGIC", 32, b"hsqs"
 # What Charliecloud wants to find in an image: a file of variables to set, and files that it binds if they are there.
 _FILES = ("ch/environment", "etc/hosts", "etc/resolv.conf")
 _NOT_FOUND = 127
-
-
-def check_container(container: Container, folders: Iterable[Path]) -> list[str]:
-    """What is wrong with image and binds, as far as it can be seen from here; a line each."""
-    return [*_check_image(container), *check_binds(container, folders)]
-
-
-def _check_image(container: Container) -> list[str]:
-    found = f"container.image {container.image}"
-    if container.is_reference:
-        return _check_reference(container)
-    image = Path(container.image)
-    if not image.is_absolute():
-        return [f"{found}: expected an absolute path, or a reference such as docker://NAME"]
-    if not image.exists():
-        return [f"{found}: no such file or folder"]
-    if image.is_dir():
-        is_system = any((image / name).exists() for name in ("bin/sh", "usr/bin", "bin"))
-        return [] if is_system else [f"{found}: found a folder without programs, expected an unpacked image"]
-    if is_charliecloud(container):
-        return [f"{found}: found a file; charliecloud expects an unpacked image, which is a folder"]
-    start = _first_bytes(image)
-    if not start[_SIF_AT:].startswith(_SIF) and not start.startswith(_SQUASHFS):
-        return [f"{found}: not an image; {container.runtime} expects a .sif file or a folder"]
-    return []
-
-
-def _check_reference(container: Container) -> list[str]:
-    found = f"container.image {container.image}"
-    kind, _, rest = container.image.partition(":")
-    if is_charliecloud(container) and kind != "docker":
-        return [f"{found}: charliecloud fetches docker://NAME only; expected that, or an unpacked image"]
-    if kind in ("docker-archive", "oci-archive") and not image_path(container).exists():
-        archive = Path(rest.partition(":")[0])
-        return [] if archive.is_file() else [f"{found}: {archive} is no file"]
-    return []
-
-
-def _first_bytes(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(64)
-    except OSError:
-        return b""
 
 
 def make_ready(

@@ -60,6 +60,8 @@ class Job:
     array: int | None = None
     resumes: bool = False
     debug_comm: bool = False
+    binds: tuple[Path, ...] = ()  # what a container has to show of the host
+    is_own: bool = False  # its processes are voxscale's, so an image has to hold what it needs
 
 
 def job_name(text: str) -> str:
@@ -216,7 +218,7 @@ def render_ranks(
     finish: Sequence[str],
     node_options: Sequence[str] = (),
     resumes: bool = False,
-    is_own: bool = True,
+    is_own: bool = False,
 ) -> tuple[str, ...]:
     """The lines of a job that starts ranks on all its nodes. `run` and `command` are shell text, quoted already.
 

@@ -19,7 +19,6 @@ from voxscale.launch.batch import SCRIPT, Submitted, submit_jobs
 from voxscale.launch.cluster import Cluster
 from voxscale.launch.cluster_run import announce, check_place, look_at_nodes, make_request
 from voxscale.launch.follow import failure_of, follow
-from voxscale.launch.image import make_ready
 from voxscale.launch.sbatch import (
     Job,
     Placement,
@@ -78,8 +77,6 @@ def launch_on_slurm(
     Raises how the script failed, with its exit code.
     """
     run, jobs = RunFolder(draft.job.folder), {SCRIPT: draft.job}
-    binds = _binds(draft.script, run.root) if draft.site.container is not None else []
-    make_ready(draft.site, binds, environ, is_own=False)
     python = python_words([], draft.site, gpus=draft.job.request.gpus, python=draft.script.python)
     write_folder(draft.script, run, on="slurm", request=draft.job.request, python=python)
     if isinstance(draft.nodes_of, Allocation):
@@ -127,7 +124,6 @@ def render_script(
             program=run.node_program,
             finish=[shlex.quote(str(end_program(run))), '"$run"', '--reports "$reports"'],
             node_options=("--echo all", here, *(("--plain",) if script.plain else ())),
-            is_own=False,
         ),
     )
 

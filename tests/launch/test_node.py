@@ -1,0 +1,103 @@
+"""What each node of a job runs, apart from a scheduler: node lists, meeting, ranks and their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import REPOSITORY
+from lab.slurm import SlurmLab
+from voxscale.launch.node import address_towards, expand_nodes, interfaces
+
+NODE = REPOSITORY / "src" / "voxscale" / "launch" / "node.py"
+
+
+def test_node_lists_by_example() -> None:
+    assert expand_nodes("gpu[01-03,7],login1") == ["gpu01", "gpu02", "gpu03", "gpu7", "login1"]
+    assert expand_nodes("rack[1-2]n[08-10]x") == [f"rack{r}n{n}x" for r in (1, 2) for n in ("08", "09", "10")]
+    assert expand_nodes("c-1-2,c-1-3") == ["c-1-2", "c-1-3"]
+    assert expand_nodes("") == []
+
+
+names = st.from_regex(r"[a-z]{1,3}-?", fullmatch=True)
+ranges = st.lists(
+    st.tuples(st.integers(0, 120), st.integers(0, 5), st.integers(1, 4)).map(
+        lambda pair: f"{pair[0]:0{pair[2]}d}" + (f"-{pair[0] + pair[1]:0{pair[2]}d}" if pair[1] else "")
+    ),
+    min_size=1,
+    max_size=3,
+)
+lists = st.lists(st.tuples(names, ranges).map(lambda part: f"{part[0]}[{','.join(part[1])}]"), min_size=1, max_size=3)
+
+
+@pytest.mark.slurm
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=lists)
+def test_node_lists_as_slurm_itself_expands_them(slurm: SlurmLab, parts: list[str]) -> None:
+    text = ",".join(parts)
+    assert expand_nodes(text) == slurm.run("scontrol", "show", "hostnames", text).stdout.split()
+
+
+def test_the_address_is_one_that_others_can_reach() -> None:
+    assert address_towards(["127.0.0.1"]) == "127.0.0.1"
+    assert address_towards(["no-such-host.invalid"])
+    assert interfaces()["lo"] == "127.0.0.1"
+
+
+def start(index: int, nodes: int, reports: Path, *command: str, wait: float = 20) -> subprocess.Popen[str]:
+    environ = {**os.environ, "SLURM_NODEID": str(index), "SLURM_STEP_NODELIST": f"localhost[1-{nodes}]"}
+    options = [
+        "--nodes",
+        str(nodes),
+        "--devices",
+        "1",
+        "--reports",
+        str(reports),
+        "--wait",
+        str(wait),
+        "--interface",
+        "lo",
+    ]
+    words = [sys.executable, str(NODE), *options, "--", *command]
+    return subprocess.Popen(words, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
+    first = start(0, 3, tmp_path, "-c", "pass", wait=1.0)
+    _, err = first.communicate(timeout=30)
+    assert first.returncode == 4
+    assert "localhost2, localhost3 did not come within 1 s; 1 of 3 nodes are here" in err
+    assert "fix:" in err
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    words = [sys.executable, NODE, "--nodes", "2", "--reports", tmp_path, "--interface", "ib7", "--", "-c", "pass"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert "no interface ib7 with an address; found" in done.stderr
+
+
+@pytest.mark.ranks
+def test_two_nodes_meet_and_a_failure_of_one_ends_the_other(tmp_path: Path) -> None:
+    """The other node's rank would sleep for minutes."""
+    script = tmp_path / "one_fails.py"
+    script.write_text("import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(300)\n")
+    began = time.monotonic()
+    nodes = [start(index, 2, tmp_path / "reports", str(script)) for index in range(2)]
+    for node in nodes:
+        node.communicate(timeout=90)
+    assert time.monotonic() - began < 45
+    assert {node.returncode for node in nodes} == {1}
+    ends = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").glob("node-*.end.json"))]
+    assert ["rank 1 ended with exit code 3"] in [end["failures"] for end in ends]
+    arrivals = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").glob("node-000?.json"))]
+    assert arrivals[0]["port"] > 0
+    assert "port" not in arrivals[1]
