@@ -17,14 +17,30 @@ import yaml
 from conftest import Cli, Finished
 from golden import assert_golden
 
-VERBS = ("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict", "runs")
+VERBS = tuple(
+    [
+        "demo",
+        "init",
+        "doctor",
+        "show",
+        "prepare",
+        "train",
+        "evaluate",
+        "predict",
+        "launch",
+        "runs",
+        "cancel",
+        "site",
+        "image",
+    ]
+)
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *VERBS, "site detect", "site check", "image build"])
 def test_help(cli_here: Cli, verb: str) -> None:
-    done = cli_here(*filter(None, [verb]), "--help")
+    done = cli_here(*verb.split(), "--help")
     assert done.code == 0
-    assert_golden(f"help-{verb or 'voxscale'}.txt", done.out)
+    assert_golden(f"help-{verb.replace(' ', '-') or 'voxscale'}.txt", done.out)
 
 
 def test_every_verb_is_in_the_help(cli_here: Cli) -> None:
@@ -47,7 +63,11 @@ def test_help_comes_without_torch(run_python: Callable[..., Finished]) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["config.load", "plan.plan", "plan.resources", "launch.local", "launch.folder", "launch.machine", "report.listing"],
+    [
+        *("config.load", "config.site", "plan.plan", "plan.resources", "launch.local", "launch.folder"),
+        *("launch.machine", "launch.cluster_run", "launch.script_job", "launch.detect", "launch.check"),
+        *("launch.definition", "launch.cancel", "report.listing"),
+    ],
 )
 def test_rooms_for_the_login_node_load_no_torch(run_python: Callable[..., Finished], module: str) -> None:
     done = run_python("-c", f"import sys, voxscale.{module}; assert 'torch' not in sys.modules")

@@ -32,9 +32,16 @@ from voxscale.config.site import Container, read_site
 from voxscale.data.synthetic import ensure_like
 from voxscale.errors import InfrastructureError
 from voxscale.launch import needs
-from voxscale.launch.container import folders_of, image_path, outermost, render_container, render_passed_on
+from voxscale.launch.container import (
+    check_container,
+    folders_of,
+    image_path,
+    outermost,
+    render_container,
+    render_passed_on,
+)
 from voxscale.launch.definition import Recipe, pinned, render_definition
-from voxscale.launch.image import check_container, fetch_image
+from voxscale.launch.image import fetch_image
 from voxscale.launch.needs import is_at_least, lacking
 
 NOBODY = 65534
@@ -470,7 +477,7 @@ def test_what_an_image_lacks_is_said_before_a_job_waits(place: Callable[..., Any
     assert done.code == 4
     for words in ("torch>=2.11: not there", "monai>=1.6.1: not there", "tensorboard>=2.16: not there", "image build"):
         assert words in done.err
-    assert not (tiny.parent / "run").exists()
+    assert not (tiny.parent / "run" / "launch" / "jobs.json").exists()
     assert "submitted" not in done.err
 
 

@@ -189,14 +189,16 @@ def test_requeued_by_hand_equals_undisturbed(
 @pytest.mark.cluster
 def test_the_time_limit_is_only_a_pause(
     on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
     undisturbed: Callable[[int], Path],
     write_config: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    """A minute, signalled 40 s before its end: slowed down, the run needs several such jobs."""
-    run, words = tmp_path / "run", ["site.time=1", "--nodes", 2, "--devices", 1]
-    done = on_slurm("train", write_config(**LONG), *words, "--run", run, env={"SLOW_STEPS": "0.6"})
-    assert done.code == 0, done.err
+    """A minute, signalled half a minute before its end: slowed down, the run needs several such jobs."""
+    run = tmp_path / "run"
+    words = ["site.time=1", "site.signal_s=30", "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
+    assert on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "0.5"}).code == 0
+    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=400)
     assert len(list(run.glob("logs/*-*"))) > 1, "one job was enough"
     assert_same_model(run, undisturbed(2))
 

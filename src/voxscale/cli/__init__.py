@@ -8,7 +8,7 @@ import typer
 
 from voxscale.cli.cluster import cancel, runs, sites
 from voxscale.cli.data import doctor, init, prepare, show
-from voxscale.cli.images import image
+from voxscale.cli.images import image as images
 from voxscale.cli.launching import PASS_ON, launch
 from voxscale.cli.training import demo, evaluate, predict, train
 from voxscale.command import run_verb
@@ -39,12 +39,13 @@ def _options(
     return
 
 
-for verb in (demo, init, doctor, show, prepare, train, evaluate, predict, runs, cancel):
+for verb in (demo, init, doctor, show, prepare, train, evaluate, predict):
     app.command()(verb)
 app.command(context_settings=PASS_ON)(launch)
-
+for verb in (runs, cancel):
+    app.command()(verb)
 app.add_typer(sites, name="site")
-app.add_typer(image, name="image")
+app.add_typer(images, name="image")
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ def evaluate(
     """
     from voxscale.files import read_json
     from voxscale.launch.given import evaluation_name, given_runs, placed, plain_name
-    from voxscale.launch.local import Evaluation, evaluate_local, evaluation_words
+    from voxscale.launch.local import Evaluation, evaluate_local
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
     from voxscale.report.summary import render_summary
@@ -190,8 +190,7 @@ def evaluate(
     if place is not None:
         from voxscale.launch.cluster_run import evaluate_on_slurm
 
-        found = given_runs(run)
-        jobs = evaluate_on_slurm(found, run.resolve(), evaluation_words(found, choice), os.environ, place)
+        jobs = evaluate_on_slurm(given_runs(run), run.resolve(), choice, os.environ, place)
         if detach:
             content = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, content, f"the evaluation will be in {out}")

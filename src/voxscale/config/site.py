@@ -254,7 +254,8 @@ def _at_home(site: Site, environ: Mapping[str, str]) -> Site:
     paths = {name: fill(value) for name in ("conda", "venv", "python") if (value := getattr(site, name)) is not None}
     if site.container is None:
         return site.model_copy(update=paths)
-    kept = {"cache": f"{environ.get('XDG_CACHE_HOME') or fill('~/.cache')}/voxscale/images"}
+    images = f"{environ.get('XDG_CACHE_HOME') or fill('~/.cache')}/voxscale/images"
+    kept = {"cache": images} if site.container.is_reference else {}
     names = ("image", "packages", "cache")
     own = kept | {name: fill(value) for name in names if (value := getattr(site.container, name)) is not None}
     container = site.container.model_copy(update={**own, "binds": tuple(map(fill, site.container.binds))})

@@ -15,6 +15,7 @@ from voxscale.data.build import store_root
 from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.files import read_json, write_json, write_text
 from voxscale.launch.container import folders_of
+from voxscale.launch.image import make_ready
 from voxscale.launch.sbatch import (
     Job,
     Request,
@@ -55,7 +56,8 @@ def train_jobs(
     """The jobs that train one run: one that opens it where its data are not prepared yet, and the training."""
     python = python_words(binds, site, gpus=request.gpus)
     training = _training_job(root, shlex.quote(str(root)), site, request, python, debug_comm=debug_comm)
-    return {**({} if opened else {OPEN: open_job(root, site, request, python)}), TRAIN: training}
+    opening = {} if opened else {OPEN: open_job(root, site, request, python)}
+    return _bound({**opening, TRAIN: training}, binds)
 
 
 def fold_jobs(
@@ -75,7 +77,12 @@ def fold_jobs(
         ),
     )
     opening = {} if opened else {OPEN: open_job(root, site, request, python, folds=True)}
-    return {**opening, TRAIN: replace(training, array=folds), COLLECT: collect}
+    return _bound({**opening, TRAIN: replace(training, array=folds), COLLECT: collect}, binds)
+
+
+def _bound(jobs: Mapping[str, Job], binds: Sequence[Path]) -> dict[str, Job]:
+    """Jobs of voxscale's own processes, which see these folders in a container."""
+    return {kind: replace(job, binds=tuple(binds), is_own=True) for kind, job in jobs.items()}
 
 
 def _training_job(
@@ -97,6 +104,7 @@ def _training_job(
             finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}", world],
             node_options=("--echo first",),
             resumes=True,
+            is_own=True,
         ),
         resumes=True,
         debug_comm=debug_comm,
@@ -136,8 +144,11 @@ def evaluate_job(
             finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}",
                     "--evaluation"],
             node_options=("--echo first",),
+            is_own=True,
         ),
         debug_comm=debug_comm,
+        binds=tuple(binds),
+        is_own=True,
     )  # fmt: skip
 
 
@@ -151,6 +162,8 @@ def prepare_job(root: Path, site: Site, binds: Sequence[Path], words: Sequence[s
         folder=root,
         request=request,
         lines=render_once(site, request, python, ["-m", "voxscale", "prepare", *words]),
+        binds=tuple(binds),
+        is_own=True,
     )
 
 
@@ -188,6 +201,12 @@ def submit_jobs(
         write_json(folder.jobs, {"jobs": [vars(each) for each in (*earlier, *submitted)]})
         waits_for = [number]
     return submitted
+
+
+def make_images_ready(jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str]) -> None:
+    """Fetch and check the image that the jobs run in, if they run in one; called before anything is written."""
+    for binds, is_own in {(job.binds, job.is_own) for job in jobs.values()}:
+        make_ready(site, binds, environ, is_own=is_own)
 
 
 def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:

@@ -14,7 +14,6 @@ from voxscale.config.site import Site
 from voxscale.files import read_json, remove
 from voxscale.launch.batch import CHECK
 from voxscale.launch.cluster_run import check_place, look_at_nodes, make_request, run_on_slurm
-from voxscale.launch.image import make_ready
 from voxscale.launch.sbatch import Job, Placement, Request, job_name, python_words, refuse_unspeakable, render_ranks
 from voxscale.runs import RunFolder
 
@@ -29,7 +28,6 @@ def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> di
     nodes_of = look_at_nodes(environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     check_place(place.site, request, [folder], nodes_of)
-    make_ready(place.site, [folder], environ)
     run = RunFolder(folder)
     out = run.launch / "site-check.json"
     remove(out)
@@ -106,5 +104,8 @@ def _check_job(folder: Path, out: Path, site: Site, request: Request) -> Job:
                 "--evaluation",
             ],
             node_options=("--echo first", "--wait 60"),
+            is_own=True,
         ),
+        binds=(folder,),
+        is_own=True,
     )

@@ -23,6 +23,7 @@ from voxscale.launch.batch import (
     binds_of,
     evaluate_job,
     fold_jobs,
+    make_images_ready,
     prepare_job,
     refuse_if_queued,
     submit_jobs,
@@ -34,6 +35,7 @@ from voxscale.launch.container import check_container
 from voxscale.launch.folder import Draft, draft_run, is_prepared, move_aside, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
+from voxscale.launch.local import Evaluation, evaluation_words
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import judge, newest_reports, node_failures, read_failure, read_state, unsaid
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
@@ -99,6 +101,7 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
     if submission.is_done:
         print(f"{run.root}: done already; --fresh trains it anew", file=sys.stderr)
         return []
+    make_images_ready(submission.jobs, place.site, environ)
     _open(submission, environ)
     if submission.allocation is not None:
         attempt = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
@@ -113,7 +116,7 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
 
 
 def evaluate_on_slurm(
-    runs: Sequence[RunFolder], root: Path, words: Sequence[str], environ: Mapping[str, str], place: Placement
+    runs: Sequence[RunFolder], root: Path, choice: Evaluation, environ: Mapping[str, str], place: Placement
 ) -> list[Submitted]:
     """Submit the evaluation of runs, to begin when what trains in `root` has ended well; follow it unless detached.
 
@@ -123,7 +126,10 @@ def evaluate_on_slurm(
     nodes_of = look_at_nodes(environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     binds = _binds(config, root, environ, place.site)
+    if choice.data is not None:
+        binds.append(choice.data if choice.data.is_dir() else choice.data.parent)
     check_place(place.site, request, binds, nodes_of)
+    words = evaluation_words(runs, choice)
     jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
     waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ)]
     place = replace(place, after=(*place.after, *waits[-1:]))
@@ -142,6 +148,7 @@ def run_on_slurm(
     Raises what made them fail.
     """
     run = RunFolder(next(iter(jobs.values())).folder)
+    make_images_ready(jobs, place.site, environ)
     if isinstance(nodes_of, Allocation):
         attempt = run_in_allocation(jobs, place.site, environ, nodes_of)
         _judge_reports(run, run.logs / f"{nodes_of.job}-{attempt}", request)
@@ -168,9 +175,9 @@ def prepare_on_slurm(
         words = [*words, f"data.store={config.data.store}"]
     binds = _binds(config, root, environ, place.site)
     check_place(place.site, Request(), binds, read_cluster(environ))
-    submitted = submit_jobs(
-        {PREPARE: prepare_job(root, place.site, binds, words)}, place.site, environ, after=place.after
-    )
+    jobs = {PREPARE: prepare_job(root, place.site, binds, words)}
+    make_images_ready(jobs, place.site, environ)
+    submitted = submit_jobs(jobs, place.site, environ, after=place.after)
     announce(submitted)
     if not place.detach:
         state = follow(RunFolder(root), submitted, environ)

@@ -40,7 +40,7 @@ def render_container(container: Container, folders: Iterable[Path], *, gpus: boo
     folder, which may be seen inside, are left out of account: they are for another Python.
     """
     binds = [word for bind in all_binds(container, folders) for word in ("--bind", bind)]
-    image = str(image_path(container))
+    image = _image_word(container)
     if is_charliecloud(container):
         # It hands on the host's PATH, whose python3 is not the image's; what the image says of its own wins.
         words = [executable(container), f"--set-env=PATH={_PATH}", "--set-env", *container.options, *binds, image, "--"]
@@ -66,6 +66,10 @@ def image_path(container: Container) -> Path:
     name = re.sub(r"[^A-Za-z0-9.]+", "-", container.image).strip("-.")
     ending = "" if is_charliecloud(container) else ".sif"
     return Path(container.cache or ".") / f"{name}{ending}"
+
+
+def _image_word(container: Container) -> str:
+    return str(image_path(container)) if container.is_reference else container.image
 
 
 def render_variables(container: Container) -> list[str]:
@@ -96,7 +100,7 @@ def needs_words(container: Container) -> list[str]:
 
 def _enter(container: Container) -> list[str]:
     """The words that a user types to run a program in the image, with the folder DIR bound."""
-    image = str(image_path(container))
+    image = _image_word(container)
     if is_charliecloud(container):
         return [executable(container), "--bind", "DIR", image, "--"]
     return [executable(container), "exec", "--bind", "DIR", image]

@@ -58,8 +58,8 @@ class Place:
 
     index: int = 0
     nodes: int = 1
-    address: str = "localhost"
-    endpoint: str = "localhost:0"
+    address: str = "127.0.0.1"  # an image may not know localhost
+    endpoint: str = "127.0.0.1:0"
     run_id: str = ""
 
 

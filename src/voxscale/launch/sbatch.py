@@ -204,7 +204,8 @@ def _needs(site: Site, python: str) -> list[str]:
     if site.container is None:
         return []
     words = render_words(needs_words(site.container), between=" \\\n  ")
-    return ["# What the image lacks is said before anything starts", f"{python} {words} || exit", ""]
+    once = "srun --nodes=1 --ntasks=1 --overlap"
+    return ["# What the image lacks is said before anything starts", f"{once} {python} {words} || exit", ""]
 
 
 def render_ranks(

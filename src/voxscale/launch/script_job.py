@@ -15,7 +15,7 @@ from voxscale.config.site import Site
 from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError, printable
 from voxscale.files import read_json, remove
 from voxscale.launch.allocation import Allocation, run_in_allocation
-from voxscale.launch.batch import SCRIPT, Submitted, submit_jobs
+from voxscale.launch.batch import SCRIPT, Submitted, make_images_ready, submit_jobs
 from voxscale.launch.cluster import Cluster
 from voxscale.launch.cluster_run import announce, check_place, look_at_nodes, make_request
 from voxscale.launch.follow import failure_of, follow
@@ -65,6 +65,7 @@ def draft_script_job(script: Script, root: Path, environ: Mapping[str, str], pla
         request=request,
         lines=render_script(script, RunFolder(root), site, request, python),
         debug_comm=place.debug_comm,
+        binds=tuple(binds),
     )
     return ScriptJob(script, job, site, nodes_of)
 
@@ -78,6 +79,7 @@ def launch_on_slurm(
     """
     run, jobs = RunFolder(draft.job.folder), {SCRIPT: draft.job}
     python = python_words([], draft.site, gpus=draft.job.request.gpus, python=draft.script.python)
+    make_images_ready(jobs, draft.site, environ)
     write_folder(draft.script, run, on="slurm", request=draft.job.request, python=python)
     if isinstance(draft.nodes_of, Allocation):
         with shown(draft.script.output, as_json=as_json):
