@@ -111,9 +111,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     for way in ways:
-        print(
-            f"{way:>9}: {result['from_submit_s'][way]:.2f} s from submit, {result['from_command_s'][way]:.2f} s from the command"
-        )
+        submit, command = result["from_submit_s"][way], result["from_command_s"][way]
+        print(f"{way:>9}: {submit:.2f} s from submit, {command:.2f} s from the command")
     print(f"ratio {result['ratio']:.2f} from submit (≤ 1.1), {result['ratio_from_command']:.2f} from the command")
 
 

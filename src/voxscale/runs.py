@@ -83,6 +83,11 @@ class RunFolder:
         return self.launch / "asked.yaml"
 
     @property
+    def open_error(self) -> Path:
+        """Why the job that was to open the run could not."""
+        return self.launch / "open-error.json"
+
+    @property
     def jobs(self) -> Path:
         """What was handed to a scheduler for this folder: job numbers, files and logs."""
         return self.launch / "jobs.json"

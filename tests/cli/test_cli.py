@@ -17,22 +17,9 @@ import yaml
 from conftest import Cli, Finished
 from golden import assert_golden
 
-VERBS = tuple(
-    [
-        "demo",
-        "init",
-        "doctor",
-        "show",
-        "prepare",
-        "train",
-        "evaluate",
-        "predict",
-        "launch",
-        "runs",
-        "cancel",
-        "site",
-        "image",
-    ]
+VERBS = (
+    *("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict"),
+    *("launch", "runs", "cancel", "site", "image"),
 )
 
 

@@ -42,8 +42,8 @@ def _options(
 for verb in (demo, init, doctor, show, prepare, train, evaluate, predict):
     app.command()(verb)
 app.command(context_settings=PASS_ON)(launch)
-for verb in (runs, cancel):
-    app.command()(verb)
+app.command()(runs)
+app.command()(cancel)
 app.add_typer(sites, name="site")
 app.add_typer(images, name="image")
 

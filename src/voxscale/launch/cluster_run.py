@@ -13,11 +13,12 @@ from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import Site
 from voxscale.data.build import store_root
 from voxscale.data.formats import find_cases
-from voxscale.errors import ConfigError, StoppedEarly
-from voxscale.files import write_text
+from voxscale.errors import BY_CODE, ConfigError, StoppedEarly
+from voxscale.files import read_json, write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import (
     EVALUATE,
+    OPEN,
     PREPARE,
     Submitted,
     binds_of,
@@ -274,6 +275,9 @@ def _follow_training(submission: Submission, submitted: Sequence[Submitted], env
     state = follow(run, submitted, environ)
     if state.state == "COMPLETED" or read_state(run) == "done":
         return
+    if OPEN in submission.jobs and run.open_error.exists():
+        error = read_json(run.open_error)
+        raise BY_CODE[error["code"]](error["message"], fix=error["fix"])
     reports = newest_reports(run, of_job=submitted[-1].id)
     if reports == run.logs:
         raise failure_of(state, run, submitted)

@@ -19,39 +19,57 @@ from voxscale.train.events import read_events
 
 _POLL_S = (0.5, 1.0, 2.0, 5.0)  # between questions to the scheduler: soon at first, then with patience
 _LOG_S = 0.5
+_PATIENCE_S = 1800.0  # with a scheduler that does not answer; it may be restarted
 _FLUSH_S = 0.3  # a shared file system may show a job's last lines a little later than its end
 
 Say = Callable[[str], None]
 
 
 def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> JobState:
-    """Wait until the last of the jobs is over, showing what happens. Returns its state.
+    """Wait until all of the jobs are over, showing what happens. Returns the state of the first that did not end well,
+    else of the last.
 
     Ctrl-C asks whether to leave the jobs or cancel them.
     """
-    logs = [_Tail(path) for job in jobs for path in job.logs()]
-    shown: dict[int, str] = {}
     try:
         with _display(run) as say:
-            for wait_s in _intervals():
-                states = states_of([job.id for job in jobs], environ)
-                for job in jobs:
-                    _say_state(job, states[job.id], shown, say)
-                over = [states[job.id] for job in jobs if states[job.id].is_over]
-                ended = len(over) == len(jobs)
-                until = time.monotonic() + (0 if ended else wait_s)
-                while True:
-                    for log in logs:
-                        log.show(say)
-                    if time.monotonic() >= until:
-                        break
-                    time.sleep(min(_LOG_S, max(0.0, until - time.monotonic())))
-                if ended:
-                    _show_rest(logs, say)
-                    return next((state for state in over if state.state != "COMPLETED"), over[-1])
+            states = _watch(jobs, environ, say)
     except KeyboardInterrupt:
-        _leave_or_cancel(run, jobs, environ)
-    raise AssertionError("unreachable: intervals never end")
+        raise _leave_or_cancel(run, jobs, environ) from None
+    return next((state for state in states if state.state != "COMPLETED"), states[-1])
+
+
+def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], say: Say) -> list[JobState]:
+    """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
+    numbers = [job.id for job in jobs]
+    logs = [_Tail(path) for job in jobs for path in job.logs()]
+    shown: dict[int, str] = {}
+    intervals, last_answer = _intervals(), time.monotonic()
+    while True:
+        try:
+            states = states_of(numbers, environ)
+            last_answer = time.monotonic()
+            for job in jobs:
+                _say_once(job.id, _described(job, states[job.id]), shown, say)
+            if all(state.is_over for state in states.values()):
+                _show_for(_FLUSH_S, logs, say)
+                return [states[number] for number in numbers]
+        except InfrastructureError as error:
+            if time.monotonic() - last_answer > _PATIENCE_S:
+                raise
+            _say_once(0, f"warning: {error.message}; still waiting", shown, say)
+        _show_for(next(intervals), logs, say)
+
+
+def _show_for(seconds: float, logs: Sequence[_Tail], say: Say) -> None:
+    until = time.monotonic() + seconds
+    while True:
+        for log in logs:
+            log.show(say)
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(_LOG_S, left))
 
 
 def failure_of(state: JobState, run: RunFolder, jobs: Sequence[Submitted]) -> VoxscaleError:
@@ -86,11 +104,15 @@ def _intervals() -> Iterator[float]:
         yield _POLL_S[-1]
 
 
-def _say_state(job: Submitted, state: JobState, shown: dict[int, str], say: Say) -> None:
-    text = str(state) + (f" on {state.nodes}" if state.nodes and state.state == "RUNNING" else "")
-    if shown.get(job.id) != text:
-        shown[job.id] = text
-        say(f"job {job.id} ({job.kind}): {text}")
+def _described(job: Submitted, state: JobState) -> str:
+    where = f" on {state.nodes}" if state.nodes and state.state == "RUNNING" else ""
+    return f"job {job.id} ({job.kind}): {state}{where}"
+
+
+def _say_once(about: int, text: str, shown: dict[int, str], say: Say) -> None:
+    if shown.get(about) != text:
+        shown[about] = text
+        say(text)
 
 
 class _Tail:
@@ -111,12 +133,6 @@ class _Tail:
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             say(printable(line.decode(errors="replace").expandtabs()))
-
-
-def _show_rest(logs: Sequence[_Tail], say: Say) -> None:
-    time.sleep(_FLUSH_S)
-    for log in logs:
-        log.show(say)
 
 
 @contextmanager
@@ -150,7 +166,7 @@ def _progress_of(run: RunFolder) -> tuple[int, int | None]:
     return max((row.get("step") or 0 for row in read_events(run.events)), default=0), total
 
 
-def _leave_or_cancel(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> None:
+def _leave_or_cancel(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> StoppedEarly:
     numbers = [job.id for job in jobs]
     where = shlex.quote(str(run.root))
     answer = ""
@@ -161,8 +177,8 @@ def _leave_or_cancel(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping
             answer = ""
     if answer.startswith("c"):
         cancel(numbers, environ)
-        raise StoppedEarly(f"job {numbers[-1]} was cancelled", fix="start the same command again to continue")
-    raise StoppedEarly(
+        return StoppedEarly(f"job {numbers[-1]} was cancelled", fix="start the same command again to continue")
+    return StoppedEarly(
         f"job {numbers[-1]} goes on without being followed",
         fix=f"see `voxscale runs {where}`; cancel it with `voxscale cancel {where}`",
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from voxscale.config.load import read_config, with_fold
 from voxscale.data.split import num_folds
 from voxscale.errors import VoxscaleError
+from voxscale.files import remove, write_json
 from voxscale.launch.folder import draft_run, open_run
 from voxscale.launch.machine import look_at_machine
 from voxscale.plan.resources import Machine
@@ -43,10 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--gpus", action="store_true", help="the devices are GPUs")
     parser.add_argument("--folds", action="store_true", help="one run for each fold")
     options = parser.parse_args(arguments)
+    remove(RunFolder(options.run).open_error)
     machine = Machine(gpus=options.devices if options.gpus else 0, cpus=options.cpus)
     try:
         open_in_job(options.run, machine, nodes=options.nodes, devices=options.devices, folds=options.folds)
     except VoxscaleError as error:
+        write_json(RunFolder(options.run).open_error, error.as_json())
         print(error.as_text(), file=sys.stderr, flush=True)
         return error.exit_code
     return 0
