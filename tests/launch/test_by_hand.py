@@ -111,3 +111,9 @@ def test_not_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == (
         f"error: {tmp_path}: not a run folder\n  fix: write one: voxscale train CONFIG --run DIR --no-start\n"
     )
+
+
+def test_a_world_of_another_size_does_not_take_a_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--world-size", "2"]) == 4
+    assert "found a world of 1 ranks, expected 2" in capsys.readouterr().err
+    assert not (run / "events.jsonl").exists()

@@ -84,6 +84,8 @@ def draft_submission(
         for folder, its in each.items()
     ]
     opened = is_prepared(config, environ)
+    if is_of_one_node(root):
+        print(f"warning: {root}: nodes rarely share this folder; choose another with --run", file=sys.stderr)
     if folds:
         jobs = fold_jobs(root, place.site, request, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
     else:
@@ -224,6 +226,11 @@ def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: C
             print(f"warning: {caution}", file=sys.stderr)
     if findings:
         raise ConfigError.from_findings(findings, fix="change the request or the site's profile")
+
+
+def is_of_one_node(folder: Path) -> bool:
+    """Whether a folder lies where each node usually has a disk or memory of its own."""
+    return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run"))  # noqa: S108
 
 
 def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from voxscale.errors import InfrastructureError, StoppedEarly, TrainingError, VoxscaleError, printable
@@ -15,14 +17,20 @@ from voxscale.launch.batch import Submitted
 from voxscale.launch.slurm import JobState, cancel, states_of
 from voxscale.runs import RunFolder
 from voxscale.terminal import is_terminal
-from voxscale.train.events import read_events
 
 _POLL_S = (0.5, 1.0, 2.0, 5.0)  # between questions to the scheduler: soon at first, then with patience
 _LOG_S = 0.5
+_TAIL_BYTES = 65536
 _PATIENCE_S = 1800.0  # with a scheduler that does not answer; it may be restarted
 _FLUSH_S = 0.3  # a shared file system may show a job's last lines a little later than its end
 
-Say = Callable[[str], None]
+
+@dataclass(frozen=True)
+class Screen:
+    """What follows a job writes to: lines, and a bar that is moved now and then."""
+
+    say: Callable[[str], None]
+    move: Callable[[], None]
 
 
 def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> JobState:
@@ -32,14 +40,14 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
     Ctrl-C asks whether to leave the jobs or cancel them.
     """
     try:
-        with _display(run) as say:
-            states = _watch(jobs, environ, say)
+        with _display(run) as screen:
+            states = _watch(jobs, environ, screen)
     except KeyboardInterrupt:
         raise _leave_or_cancel(run, jobs, environ) from None
     return next((state for state in states if state.state != "COMPLETED"), states[-1])
 
 
-def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], say: Say) -> list[JobState]:
+def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen) -> list[JobState]:
     """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
     numbers = [job.id for job in jobs]
     logs = [_Tail(path) for job in jobs for path in job.logs()]
@@ -50,22 +58,23 @@ def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], say: Say) -> l
             states = states_of(numbers, environ)
             last_answer = time.monotonic()
             for job in jobs:
-                _say_once(job.id, _described(job, states[job.id]), shown, say)
+                _say_once(job.id, _described(job, states[job.id]), shown, screen)
             if all(state.is_over for state in states.values()):
-                _show_for(_FLUSH_S, logs, say)
+                _show_for(_FLUSH_S, logs, screen)
                 return [states[number] for number in numbers]
         except InfrastructureError as error:
             if time.monotonic() - last_answer > _PATIENCE_S:
                 raise
-            _say_once(0, f"warning: {error.message}; still waiting", shown, say)
-        _show_for(next(intervals), logs, say)
+            _say_once(0, f"warning: {error.message}; still waiting", shown, screen)
+        _show_for(next(intervals), logs, screen)
 
 
-def _show_for(seconds: float, logs: Sequence[_Tail], say: Say) -> None:
+def _show_for(seconds: float, logs: Sequence[_Tail], screen: Screen) -> None:
     until = time.monotonic() + seconds
     while True:
         for log in logs:
-            log.show(say)
+            log.show(screen)
+        screen.move()
         left = until - time.monotonic()
         if left <= 0:
             return
@@ -109,10 +118,10 @@ def _described(job: Submitted, state: JobState) -> str:
     return f"job {job.id} ({job.kind}): {state}{where}"
 
 
-def _say_once(about: int, text: str, shown: dict[int, str], say: Say) -> None:
+def _say_once(about: int, text: str, shown: dict[int, str], screen: Screen) -> None:
     if shown.get(about) != text:
         shown[about] = text
-        say(text)
+        screen.say(text)
 
 
 class _Tail:
@@ -122,7 +131,7 @@ class _Tail:
         self._path, self._offset, self._rest = path, 0, b""
         self._offset = path.stat().st_size if path.exists() else 0
 
-    def show(self, say: Say) -> None:
+    def show(self, screen: Screen) -> None:
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._offset)
@@ -132,14 +141,14 @@ class _Tail:
         self._offset += len(block)
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
-            say(printable(line.decode(errors="replace").expandtabs()))
+            screen.say(printable(line.decode(errors="replace").expandtabs()))
 
 
 @contextmanager
-def _display(run: RunFolder) -> Iterator[Say]:
-    """A function that shows a line; on a terminal a bar of the run's steps moves below the lines."""
+def _display(run: RunFolder) -> Iterator[Screen]:
+    """Where lines are shown; on a terminal a bar of the run's steps moves below them."""
     if not is_terminal():
-        yield lambda text: print(text, file=sys.stderr, flush=True)
+        yield Screen(lambda text: print(text, file=sys.stderr, flush=True), lambda: None)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -149,21 +158,28 @@ def _display(run: RunFolder) -> Iterator[Say]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task("steps", total=None)
 
-        def say(text: str) -> None:
-            bars.console.print(Text(text))
-            completed, total = _progress_of(run)
-            bars.update(bar, completed=completed, total=total)
+        def move() -> None:
+            bars.update(bar, completed=_last_step(run.events), total=_num_steps(run.plan))
 
-        yield say
+        yield Screen(lambda text: bars.console.print(Text(text)), move)
 
 
-def _progress_of(run: RunFolder) -> tuple[int, int | None]:
-    """Steps done, and steps in all where they are known."""
+def _num_steps(plan: Path) -> int | None:
     try:
-        total = int(read_json(run.plan)["num_steps"])
+        return int(read_json(plan)["num_steps"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0, None
-    return max((row.get("step") or 0 for row in read_events(run.events)), default=0), total
+        return None
+
+
+def _last_step(events: Path) -> int:
+    """The step of the newest event. Only the end of the file is read: it may be long."""
+    try:
+        with events.open("rb") as stream:
+            stream.seek(max(0, events.stat().st_size - _TAIL_BYTES))
+            steps = re.findall(rb'"step": (\d+)', stream.read())
+    except OSError:
+        return 0
+    return int(steps[-1]) if steps else 0
 
 
 def _leave_or_cancel(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> StoppedEarly:
