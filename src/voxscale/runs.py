@@ -66,9 +66,6 @@ class RunFolder:
     def logs(self) -> Path:
         return self.root / "logs"
 
-    def log(self, rank: int) -> Path:
-        return self.logs / f"rank-{rank:04d}.log"
-
     @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
@@ -117,6 +114,10 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         return self.config.is_file()
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:04d}.log"
 
 
 def error_file(folder: Path, rank: int) -> Path:

@@ -86,6 +86,7 @@ note() { { printf '%s\0' "$@"; printf '\n\0'; } >>calls; }
 canary() { : >canary; }
 touch() { : >canary; }
 srun() { note srun "$@"; note env "${HOSTILE-}"; }
+readlink() { :; }
 scontrol() { note scontrol "$@"; }
 module() { note module "$@"; }
 conda() { [ "$1" = activate ] && note conda "$@"; }
@@ -212,7 +213,7 @@ def test_slurm_writes_where_the_run_is(slurm: SlurmLab, tmp_path: Path, name: st
     file.write_text(render_sbatch(job, Site()))
     number = submit(file, {**os.environ, **slurm.environ})
     assert slurm.await_state(number, "COMPLETED", "FAILED") == "COMPLETED"
-    output = expand_output(Path(output_pattern(job, Site().output)), number, job.name)
+    output = Path(expand_output(output_pattern(job, Site().output), number, job.name))
     assert output == folder / "launch" / f"{job_name(name)}.{number}.out"
     assert output.read_text() == "here\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]

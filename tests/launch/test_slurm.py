@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -293,8 +294,13 @@ def test_prepare_train_and_evaluate_hang_together(
     store = tmp_path / "store"
     run, config = tmp_path / "run", write_config(data__store=str(store))
     with idle_slurm.occupy(NODES):
+        prepared = on_slurm("prepare", config, "--run", run, "--detach", "--json")
+        assert prepared.json["state"] == "submitted"
         started = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run, "--detach", "--json")
         assert [job["kind"] for job in started.json["jobs"]] == ["open", "train"]
+        opening = started.json["jobs"][0]["id"]
+        assert f"afterok:{prepared.json['jobs'][0]['id']}" in idle_slurm.show(opening)["Dependency"]
+        assert cli("train", config, "--devices", 1, "--run", run, env=idle_slurm.environ).code == 4, "it is queued"
         evaluated = on_slurm("evaluate", run, "--split", "train", "--detach", "--json")
         assert evaluated.code == 0, evaluated.err
         listed = cli("runs", tmp_path, "--json", env=idle_slurm.environ).json["runs"]
@@ -374,6 +380,27 @@ def test_a_folder_that_nodes_do_not_share(
     assert done.code == 4, done.err
     assert f"its node may not see {run}" in done.err
     assert "--run" in done.err
+
+
+def test_an_interpreter_that_nodes_do_not_see(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = ["site.python=/nowhere/python", "--nodes", 2, "--devices", 1, "--run", tmp_path / "run"]
+    done = on_slurm("train", write_config(), *words)
+    assert done.code == 4
+    assert re.search(r"error: node\d does not see /nowhere/python\n  fix: see .*\.out$", done.err.rstrip())
+
+
+@pytest.mark.cluster
+def test_a_job_that_saves_nothing_is_not_queued_for_ever(
+    on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A step takes longer than the job has."""
+    words = ["site.time=1", "site.signal_s=30", "--devices", 1, "--run", tmp_path / "run"]
+    done = on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "100"})
+    assert done.code == 75
+    assert "nothing new was saved before the time limit, so the job is not queued again" in done.err
+    assert idle_slurm.show(last_job(tmp_path / "run"))["Restarts"] == "0"
 
 
 @pytest.fixture

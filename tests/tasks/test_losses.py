@@ -44,7 +44,10 @@ def assert_same(ours: DiceLoss, theirs: Any, logits: torch.Tensor, target: torch
     found = value_and_gradient(in_two_parts(ours), logits, target)
     expected = value_and_gradient(theirs, logits, target)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-8 + 1e-5 * float(expected[1].abs().max()))
+    assert found[1].isfinite().all()
+    defined = expected[1].isfinite()  # MONAI's focal loss has no gradient where a probability is exactly 1, ours is 0
+    largest = float(expected[1][defined].abs().max()) if defined.any() else 0.0
+    torch.testing.assert_close(found[1][defined], expected[1][defined], rtol=1e-4, atol=1e-8 + 1e-5 * largest)
 
 
 @st.composite

@@ -84,14 +84,10 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Submit a job of a minute that looks at hosts, devices, clocks and connections, and say what is wrong."""
-    from voxscale.errors import ConfigError
     from voxscale.launch.check import check_site, render_check
-    from voxscale.launch.given import apart_from_site, placed
+    from voxscale.launch.given import only_of_site, placed
 
-    others, of_site = apart_from_site(overrides)
-    if others:
-        raise ConfigError(f"{others[0]}: expected site.KEY=VALUE", fix="e.g. site.partition=short")
-    place = placed("slurm", nodes, devices, site, of_site, os.environ, debug_comm=debug_comm)
+    place = placed("slurm", nodes, devices, site, only_of_site(overrides), os.environ, debug_comm=debug_comm)
     assert place is not None  # noqa: S101 for the type checker
     found = check_site(run.resolve(), os.environ, place)
     answer(as_json, found, render_check(found))

@@ -137,8 +137,8 @@ def prepare(
         folder = run or default_run(config)
         words = [str(config.resolve()), *of_config, *(["--verify"] if verify else [])]
         jobs = prepare_on_slurm(settled, folder.resolve(), words, os.environ, place)
-        content = {"state": "submitted" if detach else "done", "jobs": [vars(job) for job in jobs]}
-        answer(as_json, content, f"job {jobs[-1].id}: {content['state']}")
+        content = {"state": "submitted" if detach and jobs else "done", "jobs": [vars(job) for job in jobs]}
+        answer(as_json, content, f"prepared by job {jobs[-1].id}" if jobs and not detach else str(content["state"]))
         return
     cpus = look_at_machine().cpus
     manifest = load_cases(settled, os.environ, threads=cpus)

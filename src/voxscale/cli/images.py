@@ -59,11 +59,11 @@ def build(
     given = given if "://" in given else str(Path(given).resolve())
     recipe = Recipe(runtime, given, pinned(), folder)
     whole = (out or Path("voxscale-image" if runtime == "charliecloud" else "voxscale.sif")).resolve()
-    check_recipe(recipe, None if no_build else whole)
-    written = []
-    if definition is not None or no_build:
-        usual = Path("Dockerfile" if runtime == "charliecloud" else "voxscale.def")
-        written = write_definition(recipe, (definition or usual).resolve())
+    usual = Path("Dockerfile" if runtime == "charliecloud" else "voxscale.def") if no_build else None
+    kept = definition or usual
+    file = kept.absolute() if kept is not None else None
+    check_recipe(recipe, None if no_build else whole, file)
+    written = write_definition(recipe, file) if file is not None else []
     if not no_build:
         build_image(recipe, whole, os.environ)
         written.append(whole)

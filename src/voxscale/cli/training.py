@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -114,13 +115,13 @@ def train(
 
         submission = draft_submission(settled, root, os.environ, place, fresh=fresh, folds=folds is not None)
         if dry_run:
-            texts = submission.as_texts(place.site)
+            texts = submission.as_texts()
             answer(as_json, {"run": str(root), "jobs": texts}, "\n".join(text for _, text in texts))
             return
-        jobs = train_on_slurm(submission, os.environ, place)
-        if detach:
+        jobs = train_on_slurm(submission, os.environ, detach=detach)
+        if detach and jobs:
             content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
-            answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {root}")
+            answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
             return
     elif dry_run or no_start:
         list_commands = fold_commands if folds is not None else commands_for
@@ -141,6 +142,9 @@ def train(
 
 def evaluate(
     run: RunPath,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="site.KEY=VALUE", help="Override fields of the cluster's profile.")
+    ] = None,
     split: Annotated[
         Literal["val", "test", "train"] | None, typer.Option(help="Which cases; default: val.", show_default=False)
     ] = None,
@@ -158,6 +162,7 @@ def evaluate(
     site: SiteName = None,
     detach: Detach = False,
     after: After = None,
+    debug_comm: DebugComm = False,
     name: Annotated[
         str | None,
         typer.Option(
@@ -175,7 +180,7 @@ def evaluate(
     cluster it waits for the job that trains RUN.
     """
     from voxscale.files import read_json
-    from voxscale.launch.given import evaluation_name, given_runs, placed, plain_name
+    from voxscale.launch.given import evaluation_name, given_runs, only_of_site, placed, plain_name
     from voxscale.launch.local import Evaluation, evaluate_local
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
@@ -185,13 +190,14 @@ def evaluate(
     out = RunFolder(run.resolve()).evaluation(
         plain_name(name) if name is not None else evaluation_name(split, data, checkpoint, mirror)
     )
-    place = placed(on, nodes, devices, site, (), os.environ, after=after, detach=detach)
+    of_site = only_of_site(overrides)
+    place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     choice = Evaluation(out, split or "val", plain_name(checkpoint), data, mirror)
     if place is not None:
         from voxscale.launch.cluster_run import evaluate_on_slurm
 
         jobs = evaluate_on_slurm(given_runs(run), run.resolve(), choice, os.environ, place)
-        if detach:
+        if detach and jobs:
             content = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, content, f"the evaluation will be in {out}")
             return

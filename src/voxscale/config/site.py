@@ -74,7 +74,11 @@ Time = Annotated[str, BeforeValidator(_as_text), _allowed(_TIME, "a time such as
 OneLine = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
 Word = Annotated[OneLine, AfterValidator(_no_option)]
 Pattern = Annotated[
-    str, _allowed(r"[A-Za-z0-9_.+=,@%/ -]+", "a file name of letters, digits and / . _ + = , @ - with %x, %j …")
+    str,
+    _allowed(
+        r"([A-Za-z0-9_.+=,@/ -]*/)?([A-Za-z0-9_.+=,@ -]|%[xj%])+",
+        "a file of letters, digits and . _ + = , @ -, in whose own name %x is the job's name and %j its number",
+    ),
 ]
 _OPTION = r'--[a-z][a-z0-9-]*(=[^"\\\x00-\x1f\x7f]*)?'
 Option = Annotated[
@@ -108,7 +112,10 @@ OWN_OPTIONS = {
     "signal": "signal_s",
     "array": "--folds all",
     "dependency": "--after",
-    "wrap": "nothing: the job's lines are rendered",
+    **dict.fromkeys(("mem-per-cpu", "mem-per-gpu"), "memory"),
+    **dict.fromkeys(("cpus-per-gpu", "gpus", "gpus-per-task"), "gpus and cpus_per_device"),
+    **dict.fromkeys(("chdir", "export", "export-file", "uid", "gid"), "voxscale, for the job to find its way"),
+    **dict.fromkeys(("wrap", "wait", "test-only", "parsable", "help", "usage", "version"), "nobody: it is no job's"),
 }
 
 
@@ -197,11 +204,14 @@ class Site(Section):
             raise ValueError("conda and venv: expected one of them")
         for option in self.extra:
             name = option.removeprefix("--").partition("=")[0]
-            if name in OWN_OPTIONS:
-                raise ValueError(f"extra {option!r}: this is set by {OWN_OPTIONS[name]}")
-        if self.time is not None and not self.signal_s < seconds_of(self.time):
-            raise ValueError(f"signal_s {self.signal_s}: expected less than time, {self.time}")
+            if own := [each for each in OWN_OPTIONS if each.startswith(name)]:  # SLURM takes abbreviations
+                raise ValueError(f"extra {option!r}: this is set by {OWN_OPTIONS[name if name in own else own[0]]}")
         return self
+
+    @property
+    def signal_before_limit_s(self) -> int:
+        """When a training is told to save: as stated, but not before half of its time is over."""
+        return self.signal_s if self.time is None else max(10, min(self.signal_s, seconds_of(self.time) // 2))
 
 
 def find_site(name: str | None, environ: Mapping[str, str]) -> Path | None:

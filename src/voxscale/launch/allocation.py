@@ -11,10 +11,11 @@ from types import FrameType
 
 from voxscale.config.site import Site
 from voxscale.errors import InfrastructureError
+from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.batch import write_jobs
 from voxscale.launch.node import expand_nodes
 from voxscale.launch.sbatch import Job
-from voxscale.launch.slurm import clean, states_of
+from voxscale.launch.slurm import ask, clean, states_of
 from voxscale.runs import RunFolder
 
 
@@ -36,8 +37,7 @@ class Allocation:
         if states_of([int(number)], environ)[int(number)].state != "RUNNING":
             return None
         cpus = [int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))]
-        gpus = environ.get("SLURM_GPUS_ON_NODE", "0")
-        return cls(int(number), tuple(expand_nodes(nodes)), min(cpus), int(gpus) if gpus.isdigit() else 0)
+        return cls(int(number), tuple(expand_nodes(nodes)), min(cpus), _gpus_of(number, environ))
 
     def refuse_more_than(self, nodes: int) -> None:
         if nodes > len(self.nodes):
@@ -47,10 +47,22 @@ class Allocation:
             )
 
 
+def _gpus_of(job: str, environ: Mapping[str, str]) -> int:
+    """GPUs that a job has on each node; a shell of `salloc` has no variable for them."""
+    told = environ.get("SLURM_GPUS_ON_NODE", "")
+    if told.isdigit():
+        return int(told)
+    found = re.search(
+        r"TresPerNode=\S*?gpu(?::[^:,\s]+)??:(\d+)", ask("scontrol", "-o", "show", "job", job, environ=environ)
+    )
+    return int(found[1]) if found is not None else 0
+
+
 def run_in_allocation(
     jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], allocation: Allocation, *, stdout: int | None = 2
-) -> int:
-    """Run the jobs' files one after another in the allocation. Returns the attempt's number in the run's logs.
+) -> tuple[int, int]:
+    """Run the jobs' files one after another in the allocation. Returns the attempt's number in the
+    run's logs, and the exit code of the last that ran.
 
     A signal to this process tells the ranks to save and end. What the jobs print goes where `stdout` leads; standard
     output is for the verb's own answer.
@@ -58,6 +70,7 @@ def run_in_allocation(
     run = RunFolder(next(iter(jobs.values())).folder)
     attempt = _next_attempt(run, allocation.job)
     own = {"SLURM_JOB_ID": str(allocation.job), "VOXSCALE_ATTEMPT": str(attempt)}
+    code = 0
     for file in write_jobs(jobs, site).values():
         step = subprocess.Popen(
             ["/bin/bash", str(file)], env={**clean(environ), **own}, stdout=stdout, start_new_session=True
@@ -74,9 +87,14 @@ def run_in_allocation(
                 signal.signal(number, handler)
         if code != 0:
             break
-    return attempt
+    return attempt, code
 
 
 def _next_attempt(run: RunFolder, job: int) -> int:
     numbers = [int(path.name.rpartition("-")[2]) for path in run.logs.glob(f"{job}-*") if path.name[-1].isdigit()]
     return max(numbers, default=-1) + 1
+
+
+def _stop_with_launcher() -> None:
+    """Where this process is killed, the job's shell gets the signal at which it has the ranks save."""
+    stop_with_parent(signal.SIGUSR1)

@@ -38,10 +38,10 @@ def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 an argument list
 
 
-def stop_with_parent() -> None:
-    """A process whose parent is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
+def stop_with_parent(number: int = signal.SIGTERM) -> None:
+    """A process whose parent is killed gets a signal from the kernel, so it saves and leaves no orphan."""
     set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, number)
 
 
 def _copy(source: int, targets: Sequence[int]) -> NoReturn:

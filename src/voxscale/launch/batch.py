@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -34,6 +35,9 @@ TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK = (
 )  # fmt: skip
 
 
+_END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
+
+
 @dataclass(frozen=True)
 class Submitted:
     """A job that SLURM has taken, as `jobs.json` records it."""
@@ -41,13 +45,15 @@ class Submitted:
     kind: str
     id: int
     file: str
-    log: str
-    tasks: int | None = None
+    logs: list[str]  # of an array one for each task
 
-    def logs(self) -> list[Path]:
-        """Where its output goes; each task of an array has its own file."""
-        tasks = range(1, self.tasks + 1) if self.tasks else [None]
-        return [Path(str(self.log).replace("%a", str(task))) for task in tasks]
+    @property
+    def is_array(self) -> bool:
+        return len(self.logs) > 1
+
+    @property
+    def log(self) -> str:
+        return self.logs[0] if not self.is_array else f"{self.logs[0]} … {Path(self.logs[-1]).name}"
 
 
 def train_jobs(
@@ -101,14 +107,19 @@ def _training_job(
             request,
             python=python,
             program=RunFolder(root).node_program,
-            finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}", world],
-            node_options=("--echo first",),
+            finish=[*finish_words(request), world, '--limit "$limit"'],
+            node_options=("--echo first", f"--save-time {max(10, site.signal_before_limit_s - _END_S)}"),
             resumes=True,
             is_own=True,
         ),
         resumes=True,
         debug_comm=debug_comm,
     )
+
+
+def finish_words(request: Request) -> list[str]:
+    """The last line of a job, as shell text: how it ended."""
+    return ["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}"]
 
 
 def open_job(root: Path, site: Site, request: Request, python: Sequence[str], *, folds: bool = False) -> Job:
@@ -141,8 +152,7 @@ def evaluate_job(
             request,
             python=python_words(binds, site, gpus=request.gpus),
             program=RunFolder(root).node_program,
-            finish=["-m voxscale.launch.outcome", '"$run"', '--reports "$reports"', f"--nodes {request.nodes}",
-                    "--evaluation"],
+            finish=[*finish_words(request), "--evaluation"],
             node_options=("--echo first",),
             is_own=True,
         ),
@@ -196,8 +206,10 @@ def submit_jobs(
         except VoxscaleError:
             cancel([each.id for each in submitted], environ)
             raise
-        log = expand_output(Path(output_pattern(job, site.output)), number, job.name)
-        submitted.append(Submitted(kind, number, str(file), str(log), job.array))
+        pattern = output_pattern(job, site.output)
+        tasks = range(1, job.array + 1) if job.array is not None else [None]
+        logs = [expand_output(pattern, number, job.name, task) for task in tasks]
+        submitted.append(Submitted(kind, number, str(file), logs))
         write_json(folder.jobs, {"jobs": [vars(each) for each in (*earlier, *submitted)]})
         waits_for = [number]
     return submitted
@@ -216,12 +228,11 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
     folder.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
     copy_programs(folder)
     written = {}
-    for kind, job in jobs.items():
+    for kind in jobs:
         written[kind] = folder.launch / ("job.sbatch" if kind in (TRAIN, SCRIPT) else f"{kind}.sbatch")
         write_text(written[kind], texts[kind])
-        output = Path(output_pattern(job, site.output)).parent
-        if "%" not in str(output):  # SLURM does not make it
-            output.mkdir(parents=True, exist_ok=True)
+        if not site.output.startswith("/"):
+            (folder.root / site.output).parent.mkdir(parents=True, exist_ok=True)  # SLURM does not make it
     return written
 
 
@@ -243,7 +254,7 @@ def read_jobs(run: RunFolder) -> list[Submitted]:
 def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
     """A run that waits in the queue, or trains, is not submitted twice."""
     for job, state in unfinished_jobs(run, environ):
-        if job.kind != EVALUATE:
+        if job.kind in (OPEN, TRAIN, COLLECT):
             raise InfrastructureError(
                 f"run {run.root}: job {job.id} is {state} for it already",
                 fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",
@@ -251,9 +262,9 @@ def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def unfinished_jobs(run: RunFolder, environ: Mapping[str, str]) -> list[tuple[Submitted, JobState]]:
-    """Those of a folder's jobs that wait or run now."""
-    jobs = read_jobs(run)
-    states = states_of([job.id for job in jobs], environ) if jobs else {}
+    """Those of a folder's jobs that wait or run now, as far as SLURM can be asked from here."""
+    jobs = read_jobs(run) if shutil.which("squeue", path=environ.get("PATH")) else []
+    states = states_of([job.id for job in jobs], environ)
     return [(job, states[job.id]) for job in jobs if not states[job.id].is_over]
 
 

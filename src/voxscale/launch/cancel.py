@@ -7,11 +7,13 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import read_json
 from voxscale.launch.batch import unfinished_jobs
-from voxscale.launch.slurm import cancel
+from voxscale.launch.outcome import newest_reports
+from voxscale.launch.slurm import ask, cancel
 from voxscale.runs import RunFolder, runs_of
 from voxscale.train.ownership import is_live
 
@@ -25,18 +27,22 @@ def cancel_run(root: Path, environ: Mapping[str, str]) -> list[str]:
     if jobs:
         cancel([job.id for job in jobs], environ)
         return [f"cancelled job {job.id} ({job.kind})" for job in jobs]
-    stopped = _stop_owners([folder, *runs_of(root)])
+    stopped = _stop_owners([folder, *runs_of(root)], environ)
     if not stopped:
         raise ConfigError(f"{root}: nothing is queued or running", fix="see `voxscale runs` for what is")
     return stopped
 
 
-def _stop_owners(runs: Sequence[RunFolder]) -> list[str]:
+def _stop_owners(runs: Sequence[RunFolder], environ: Mapping[str, str]) -> list[str]:
     stopped = []
     for run in {run.root: run for run in runs}.values():
         if not is_live(run):
             continue
         owner = read_json(run.owner)
+        if step := _step_of(run, owner):
+            ask("scancel", "-s", "USR1", step, environ=environ)
+            stopped.append(f"told step {step} to save and end")
+            continue
         if owner["host"] != socket.gethostname():
             raise InfrastructureError(
                 f"run {run.root}: pid {owner['pid']} on {owner['host']} works in it",
@@ -45,3 +51,9 @@ def _stop_owners(runs: Sequence[RunFolder]) -> list[str]:
         os.kill(owner["pid"], signal.SIGTERM)
         stopped.append(f"told pid {owner['pid']} to save and end")
     return stopped
+
+
+def _step_of(run: RunFolder, owner: Mapping[str, Any]) -> str:
+    """The step of a job in whose allocation a run was started."""
+    step = newest_reports(run) / "step"
+    return f"{owner['job']}.{step.read_text()}" if "job" in owner and step.is_file() and step.read_text() else ""

@@ -12,7 +12,7 @@ from typing import Any
 from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
 from voxscale.files import read_json, remove
-from voxscale.launch.batch import CHECK
+from voxscale.launch.batch import CHECK, finish_words
 from voxscale.launch.cluster_run import check_place, look_at_nodes, make_request, run_on_slurm
 from voxscale.launch.sbatch import Job, Placement, Request, job_name, python_words, refuse_unspeakable, render_ranks
 from voxscale.runs import RunFolder
@@ -24,7 +24,7 @@ _SLOW_GB_S = 0.1
 def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> dict[str, Any]:
     """Run the survey on the site's nodes. Returns what the ranks found, with `findings` in words."""
     refuse_unspeakable(folder)
-    place = replace(place, site=place.site.model_copy(update={"time": "2", "signal_s": 60}))
+    place = replace(place, site=place.site.model_copy(update={"time": "2"}))
     nodes_of = look_at_nodes(environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     check_place(place.site, request, [folder], nodes_of)
@@ -96,13 +96,7 @@ def _check_job(folder: Path, out: Path, site: Site, request: Request) -> Job:
             request,
             python=python_words([folder], site, gpus=request.gpus),
             program=RunFolder(folder).node_program,
-            finish=[
-                "-m voxscale.launch.outcome",
-                '"$run"',
-                '--reports "$reports"',
-                f"--nodes {request.nodes}",
-                "--evaluation",
-            ],
+            finish=[*finish_words(request), "--evaluation"],
             node_options=("--echo first", "--wait 60"),
             is_own=True,
         ),

@@ -42,7 +42,7 @@ def cautions(cluster: Cluster, site: Site, request: Request) -> list[str]:
     """What may keep the job waiting or without devices, though it could run."""
     partitions = cluster.chosen(site)
     words = []
-    if request.gpus and site.gpus.ask == "none" and any(partition.most_gpus for partition in partitions):
+    if site.gpus.ask == "none" and any(partition.most_gpus for partition in partitions):
         words.append("gpus.ask is none though nodes have GPUs: the job may see none of them; set gpus.ask to gres")
     for partition in partitions:
         fit = [node for node in partition.nodes if all(need.is_met(node) for need in _needs(site, request))]

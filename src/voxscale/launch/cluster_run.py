@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +10,20 @@ from pathlib import Path
 from string import Template
 
 from voxscale.config.load import read_config, render_config, with_fold
+from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import Site
 from voxscale.data.build import store_root
 from voxscale.data.formats import find_cases
-from voxscale.errors import BY_CODE, ConfigError, StoppedEarly
+from voxscale.errors import BY_CODE, ConfigError, InfrastructureError, VoxscaleError
 from voxscale.files import read_json, write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import (
+    COLLECT,
     EVALUATE,
     OPEN,
     PREPARE,
+    TRAIN,
     Submitted,
     binds_of,
     evaluate_job,
@@ -49,6 +53,7 @@ class Submission:
     """What is to be submitted, checked: the run or its folds, the jobs, and whether they can be opened before."""
 
     root: Path
+    place: Placement
     config: Config
     drafts: list[Draft]
     jobs: dict[str, Job]
@@ -60,9 +65,9 @@ class Submission:
     def is_done(self) -> bool:
         return all(draft.held and read_state(draft.run) == "done" for draft in self.drafts) and len(self.drafts) == 1
 
-    def as_texts(self, site: Site) -> list[tuple[str, str]]:
+    def as_texts(self) -> list[tuple[str, str]]:
         """The files of the jobs, each with what it is for."""
-        return [(job.purpose, render_sbatch(job, site)) for job in self.jobs.values()]
+        return [(job.purpose, render_sbatch(job, self.place.site)) for job in self.jobs.values()]
 
 
 def draft_submission(
@@ -72,8 +77,10 @@ def draft_submission(
     refuse_unspeakable(root)
     config = with_scratch(config, place.site, environ)
     nodes_of = look_at_nodes(environ)
+    code = own_code(config)
+    place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
     request = make_request(place, config.train.batch, nodes_of)
-    binds = _binds(config, root, environ, place.site)
+    binds = [*_binds(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
     cpus = request.cpus or place.site.cpus_per_device * request.devices
     machine = Machine(gpus=request.devices if request.gpus else 0, cpus=cpus)
@@ -91,15 +98,15 @@ def draft_submission(
     else:
         jobs = train_jobs(root, place.site, request, binds, opened=opened, debug_comm=place.debug_comm)
     allocation = nodes_of if isinstance(nodes_of, Allocation) else None
-    return Submission(root, config, drafts, jobs, request, opened, allocation)
+    return Submission(root, place, config, drafts, jobs, request, opened, allocation)
 
 
-def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Placement) -> list[Submitted]:
+def train_on_slurm(submission: Submission, environ: Mapping[str, str], *, detach: bool) -> list[Submitted]:
     """Open the run, or leave that to a job; submit the training and, unless detached, follow it to its end.
 
     Inside an allocation it trains there and then. Raises what made it fail or stop early.
     """
-    run = RunFolder(submission.root)
+    run, place = RunFolder(submission.root), submission.place
     refuse_if_queued(run, environ)
     if submission.is_done:
         print(f"{run.root}: done already; --fresh trains it anew", file=sys.stderr)
@@ -107,13 +114,14 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], place: Pl
     make_images_ready(submission.jobs, place.site, environ)
     _open(submission, environ)
     if submission.allocation is not None:
-        attempt = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
+        attempt, _ = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
         reports = run.logs / f"{submission.allocation.job}-{attempt}"
         judge_job(run, reports, submission.request)
         return []
-    submitted = submit_jobs(submission.jobs, place.site, environ, after=place.after)
+    preparing = [job.id for job, _ in unfinished_jobs(run, environ) if job.kind == PREPARE]
+    submitted = submit_jobs(submission.jobs, place.site, environ, after=[*place.after, *preparing])
     announce(submitted)
-    if not place.detach:
+    if not detach:
         _follow_training(submission, submitted, environ)
     return submitted
 
@@ -128,14 +136,18 @@ def evaluate_on_slurm(
     config = with_scratch(read_config(runs[0].config if runs[0].exists else runs[0].asked), place.site, environ)
     nodes_of = look_at_nodes(environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
-    binds = _binds(config, root, environ, place.site)
+    code = own_code(config)
+    place = replace(place, site=with_code(place.site, code))
+    binds = [*_binds(config, root, environ, place.site), *code]
     if choice.data is not None:
-        binds.append(choice.data if choice.data.is_dir() else choice.data.parent)
+        other = {"source": str(choice.data.resolve()), "format": "auto", "split": None, "synthetic": None}
+        given = config.model_copy(update={"data": config.data.model_copy(update=other)})
+        binds += _binds(given, root, environ, place.site)
     check_place(place.site, request, binds, nodes_of)
     words = evaluation_words(runs, choice)
     jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
-    waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ)]
-    place = replace(place, after=(*place.after, *waits[-1:]))
+    waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ) if job.kind in (TRAIN, COLLECT)]
+    place = replace(place, after=(*place.after, *waits))
     return run_on_slurm(jobs, request, environ, place, nodes_of)
 
 
@@ -153,8 +165,10 @@ def run_on_slurm(
     run = RunFolder(next(iter(jobs.values())).folder)
     make_images_ready(jobs, place.site, environ)
     if isinstance(nodes_of, Allocation):
-        attempt = run_in_allocation(jobs, place.site, environ, nodes_of)
+        attempt, code = run_in_allocation(jobs, place.site, environ, nodes_of)
         _judge_reports(run, run.logs / f"{nodes_of.job}-{attempt}", request)
+        if code != 0:
+            raise InfrastructureError(f"ended with exit code {code}", fix="see what it said")
         return []
     submitted = submit_jobs(jobs, place.site, environ, after=place.after)
     announce(submitted)
@@ -164,35 +178,33 @@ def run_on_slurm(
         if reports != run.logs:
             _judge_reports(run, reports, request)
         if state.state != "COMPLETED":
-            raise failure_of(state, run, submitted)
+            raise failure_of(state, run, submitted, environ)
     return submitted
 
 
 def prepare_on_slurm(
     config: Config, root: Path, words: Sequence[str], environ: Mapping[str, str], place: Placement
 ) -> list[Submitted]:
-    """Submit the preparing of a config's data; follow it unless detached."""
+    """Have a job prepare a config's data; `words`, the arguments of the verb, begin with the config.
+
+    Followed unless detached, and inside an allocation run there. Raises what made it fail.
+    """
     refuse_unspeakable(root)
     config = with_scratch(config, place.site, environ)
     if config.data.store is not None:
-        words = [*words, f"data.store={config.data.store}"]
-    binds = _binds(config, root, environ, place.site)
-    check_place(place.site, Request(), binds, read_cluster(environ))
-    jobs = {PREPARE: prepare_job(root, place.site, binds, words)}
-    make_images_ready(jobs, place.site, environ)
-    submitted = submit_jobs(jobs, place.site, environ, after=place.after)
-    announce(submitted)
-    if not place.detach:
-        state = follow(RunFolder(root), submitted, environ)
-        if state.state != "COMPLETED":
-            raise failure_of(state, RunFolder(root), submitted)
-    return submitted
+        words = [*(word for word in words if not word.startswith("data.store=")), f"data.store={config.data.store}"]
+    nodes_of = look_at_nodes(environ)
+    binds = [*_binds(config, root, environ, place.site), Path(words[0]).parent]
+    check_place(place.site, Request(), binds, nodes_of)
+    return run_on_slurm({PREPARE: prepare_job(root, place.site, binds, words)}, Request(), environ, place, nodes_of)
 
 
 def _judge_reports(run: RunFolder, reports: Path, request: Request) -> None:
+    if not reports.is_dir():
+        return  # a job of one process
     failures, otherwise = node_failures(reports), unsaid(reports, request.nodes)
     if failures or otherwise or error_files(reports):
-        raise read_failure(run, reports, failures, otherwise=otherwise)
+        raise read_failure(reports, failures, otherwise=otherwise)
 
 
 def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
@@ -231,6 +243,33 @@ def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: C
 def is_of_one_node(folder: Path) -> bool:
     """Whether a folder lies where each node usually has a disk or memory of its own."""
     return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run"))  # noqa: S108
+
+
+def own_code(config: Config) -> list[Path]:
+    """The folder that holds a user's own network, if the config names one."""
+    if not isinstance(config.model, OwnOptions):
+        return []
+    found = importlib.util.find_spec(config.model.name.partition(":")[0].partition(".")[0])
+    if found is None or found.origin is None:
+        return []  # said when the run is opened
+    file = Path(found.origin)
+    return [file.parent.parent if file.name == "__init__.py" else file.parent]
+
+
+def with_code(site: Site, folders: Sequence[Path]) -> Site:
+    """The site with further folders to import from, where the ranks begin elsewhere than the user does: in an image."""
+    if site.container is None or not folders:
+        return site
+    path = ":".join([*map(str, folders), *([site.env["PYTHONPATH"]] if "PYTHONPATH" in site.env else [])])
+    return site.model_copy(update={"env": {**site.env, "PYTHONPATH": path}})
+
+
+def within_limit(site: Site, nodes_of: Cluster | Allocation) -> Site:
+    """The site with its signal within the partition's own time limit, where it states none itself."""
+    if site.time is not None or isinstance(nodes_of, Allocation):
+        return site
+    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.max_time_s) is not None]
+    return site.model_copy(update={"signal_s": max(10, min([site.signal_s, *(limit // 2 for limit in limits)]))})
 
 
 def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:
@@ -285,12 +324,18 @@ def _follow_training(submission: Submission, submitted: Sequence[Submitted], env
     if OPEN in submission.jobs and run.open_error.exists():
         error = read_json(run.open_error)
         raise BY_CODE[error["code"]](error["message"], fix=error["fix"])
-    reports = newest_reports(run, of_job=submitted[-1].id)
-    if reports == run.logs:
-        raise failure_of(state, run, submitted)
-    if not node_failures(reports) and not isinstance(unsaid(reports, submission.request.nodes), StoppedEarly):
-        judge(run, reports, [], world_size=submission.request.world_size, otherwise=failure_of(state, run, submitted))
-    judge_job(run, reports, submission.request)
+    for each in sorted((draft.run for draft in submission.drafts), key=lambda run: read_state(run) != "failed"):
+        if read_state(each) != "done" and newest_reports(each) != each.logs:
+            _judge_run(each, submission.request, failure_of(state, each, submitted, environ))
+    raise failure_of(state, run, submitted, environ)
+
+
+def _judge_run(run: RunFolder, request: Request, of_scheduler: VoxscaleError) -> None:
+    """Raise why a run is not done: as its ranks say, else as its nodes saw it, else as SLURM does."""
+    reports = newest_reports(run)
+    failures, unsaid_by_ranks = node_failures(reports), unsaid(reports, request.nodes)
+    otherwise = unsaid_by_ranks or (None if failures else of_scheduler)
+    judge(run, reports, failures, world_size=request.world_size, otherwise=otherwise)
 
 
 def _binds(config: Config, root: Path, environ: Mapping[str, str], site: Site) -> list[Path]:

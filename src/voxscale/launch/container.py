@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -17,12 +18,19 @@ from voxscale.errors import ConfigError
 
 PROJECT = "/opt/voxscale"  # where the package is bound inside the image
 PACKAGE = Path(voxscale.__file__).parent
-_PASSED_ON = ("SLURM", "CUDA", "NCCL", "GLOO", "TORCH", "OMP", "NVIDIA", "ROCR", "HIP", "UCX", "FI_", "VOXSCALE")
-_DROPS_VARIABLES = {"-e", "--cleanenv", "-C", "--containall"}
+_PASSED_ON = (
+    "SLURM", "CUDA", "NCCL", "GLOO", "TORCH", "PYTORCH", "OMP", "NVIDIA", "ROCR", "HIP", "UCX", "FI_", "VOXSCALE",
+)  # fmt: skip
+_IMAGES_OWN_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "HOME"}  # the host's would be of no use inside
 _EXECUTABLE = {"apptainer": "apptainer", "singularity": "singularity", "charliecloud": "ch-run"}
 _SIF, _SIF_AT, _SQUASHFS = b"SIF_MAGIC", 32, b"hsqs"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_OWN_OF_IMAGES = {"/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr", "/usr/local", "/var", "/dev", "/proc"}
+# What an image runs by: nothing of the host is put on these, on what holds them, or below the first of them.
+_PROGRAMS = (
+    "/bin", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys",
+    "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/sbin",
+)  # fmt: skip
+_OF_THE_IMAGE = (*_PROGRAMS, "/dev", "/opt", "/usr/local/bin", "/usr/local/lib", "/usr/share", "/var/lib")
 
 
 def executable(container: Container) -> str:
@@ -33,30 +41,50 @@ def is_charliecloud(container: Container) -> bool:
     return container.runtime == "charliecloud"
 
 
-def render_container(container: Container, folders: Iterable[Path], *, gpus: bool, python: str) -> list[str]:
+def render_container(
+    container: Container, folders: Iterable[Path], *, gpus: bool, python: str, is_own: bool = True, search: str = ""
+) -> list[str]:
     """The words before a Python program's own: runtime, binds, image, interpreter.
 
-    `folders` are bound where they are; the package is bound so that the image need not hold it. Packages in the home
-    folder, which may be seen inside, are left out of account: they are for another Python.
+    `folders` are bound where they are; with `is_own` the package is bound too, so that the image need not hold it.
+    `search` is the site's own PYTHONPATH, which comes behind ours. Packages in the home folder, which may be seen
+    inside, are left out of account: they are for another Python.
     """
-    binds = [word for bind in all_binds(container, folders) for word in ("--bind", bind)]
-    image = _image_word(container)
+    binds = [word for bind in all_binds(container, folders, is_own=is_own) for word in ("--bind", bind)]
+    image = str(image_path(container))
     if is_charliecloud(container):
         # It hands on the host's PATH, whose python3 is not the image's; what the image says of its own wins.
         words = [executable(container), f"--set-env=PATH={_PATH}", "--set-env", *container.options, *binds, image, "--"]
     else:
         nv = ["--nv"] if container.nv is True or (container.nv == "auto" and gpus) else []
         words = [executable(container), "exec", *nv, *container.options, *binds, image]
-    search = [PROJECT, *([container.packages] if container.packages is not None else [])]
-    own = ["env", "-u", "PYTHONHOME", "PYTHONNOUSERSITE=1", f"PYTHONPATH={':'.join(search)}"]
-    return [*words, *own, python]
+    first = [*([PROJECT] if is_own else []), *_packages(container)]
+    path = [f"PYTHONPATH={':'.join(filter(None, [*first, search]))}"] if first else []
+    return [*words, "env", "-u", "PYTHONHOME", "PYTHONNOUSERSITE=1", *path, python]
 
 
-def all_binds(container: Container, folders: Iterable[Path]) -> list[str]:
-    """What is bound, as the runtimes take it: HOST or HOST:INSIDE."""
-    packages = [container.packages] if container.packages is not None else []
-    own = f"{PACKAGE}:{PROJECT}/voxscale"
-    return [*map(str, outermost(folders)), own, *packages, *container.binds]
+def _packages(container: Container) -> list[str]:
+    return [container.packages] if container.packages is not None else []
+
+
+def all_binds(container: Container, folders: Iterable[Path], *, is_own: bool = True) -> list[str]:
+    """What is bound, as the runtimes take it: HOST or HOST:INSIDE. `is_own` includes the package."""
+    own = {PROJECT + "/voxscale": f"{PACKAGE}:{PROJECT}/voxscale"} if is_own else {}
+    automatic = {**{str(folder): str(folder) for folder in outermost(folders)}, **own}
+    automatic |= {packages: packages for packages in _packages(container)}
+    return [*(bind for inside, bind in automatic.items() if not _is_bound(container, Path(inside))), *container.binds]
+
+
+def _is_bound(container: Container, path: Path) -> bool:
+    """Whether the site's own binds say what is at a path inside; one of ours would undo them, and their :ro."""
+    return any(path.is_relative_to((*bind.split(":"), "")[1] or bind) for bind in container.binds)
+
+
+def is_of_image(folder: Path) -> bool:
+    """Whether a folder of the host, bound where it is, would hide programs, libraries or settings of an image."""
+    return any(folder.is_relative_to(own) for own in _PROGRAMS) or any(
+        Path(own).is_relative_to(folder) for own in _OF_THE_IMAGE
+    )
 
 
 def image_path(container: Container) -> Path:
@@ -64,12 +92,9 @@ def image_path(container: Container) -> Path:
     if not container.is_reference:
         return Path(container.image)
     name = re.sub(r"[^A-Za-z0-9.]+", "-", container.image).strip("-.")
+    digits = sha256(container.image.encode(errors="surrogateescape")).hexdigest()[:8]  # a-b and a_b are two images
     ending = "" if is_charliecloud(container) else ".sif"
-    return Path(container.cache or ".") / f"{name}{ending}"
-
-
-def _image_word(container: Container) -> str:
-    return str(image_path(container)) if container.is_reference else container.image
+    return Path(container.cache or ".") / f"{name}-{digits}{ending}"
 
 
 def render_variables(container: Container) -> list[str]:
@@ -81,14 +106,16 @@ def render_variables(container: Container) -> list[str]:
 
 
 def render_passed_on(container: Container, variables: Iterable[str] = ()) -> str:
-    """A shell loop that keeps the variables a rank needs, where the container's options would drop them; or nothing.
+    """A shell loop that keeps the variables a rank needs, whatever would drop them; nothing where they are kept anyway.
 
-    They have to be taken from each node's own environment, so the loop runs there.
+    Options do, and so do a node's own variables, such as APPTAINER_CLEANENV, and its runtime's settings. The values
+    have to be taken from each node's environment, so the loop runs there.
     """
-    if is_charliecloud(container) or not _DROPS_VARIABLES & set(container.options):
+    if is_charliecloud(container):
         return ""
     prefix = container.runtime.upper()
-    names = " ".join([*(f"${{!{name}@}}" for name in _PASSED_ON), "XDG_CACHE_HOME", *variables])
+    others = [name for name in variables if name not in _IMAGES_OWN_VARIABLES]
+    names = " ".join([*(f"${{!{name}@}}" for name in _PASSED_ON), "XDG_CACHE_HOME", *others])
     keep = f'for name in {names}; do export "{prefix}ENV_$name=${{!name}}"; done'
     return f'{keep}; export {prefix}_NO_EVAL=1; exec "$@"'  # values are texts, not shell code
 
@@ -100,7 +127,7 @@ def needs_words(container: Container) -> list[str]:
 
 def _enter(container: Container) -> list[str]:
     """The words that a user types to run a program in the image, with the folder DIR bound."""
-    image = _image_word(container)
+    image = str(image_path(container))
     if is_charliecloud(container):
         return [executable(container), "--bind", "DIR", image, "--"]
     return [executable(container), "exec", "--bind", "DIR", image]
@@ -160,14 +187,15 @@ def _first_bytes(file: Path) -> bytes:
 
 def check_binds(container: Container, folders: Iterable[Path]) -> list[str]:
     """What cannot be bound; a line each."""
+    automatic = [folder for folder in outermost(folders) if not _is_bound(container, folder)]
     findings = [
-        f"{folder}: would hide the image's own {folder}; put data, store and run into folders below it"
-        for folder in outermost(folders)
-        if str(folder) in _OWN_OF_IMAGES
+        f"{folder}: would hide the image's own {folder}; put data, store, run and script, and start, in another folder"
+        for folder in automatic
+        if is_of_image(folder)
     ]
     findings += [
         f"{path}: a path with : or , cannot be bound into a container"
-        for path in (*outermost(folders), PACKAGE)
+        for path in (*automatic, PACKAGE)
         if re.search("[:,]", str(path))
     ]
     for bind in container.binds:

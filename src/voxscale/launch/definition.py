@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -161,8 +162,11 @@ def _own_metadata(name: str) -> str:
         return ""
 
 
-def check_recipe(recipe: Recipe, out: Path | None) -> None:
-    """Refuse what cannot be built, everything at once. Nothing is written. Without `out` nothing is to be built."""
+def check_recipe(recipe: Recipe, out: Path | None, definition: Path | None = None) -> None:
+    """Refuse what cannot be built, everything at once. Nothing is written.
+
+    Without `out` nothing is to be built, and without `definition` none is to be kept.
+    """
     findings = []
     if not recipe.base.isprintable() or re.search(r"\s", recipe.base) or recipe.base.startswith("-"):
         findings.append(f"--from {recipe.base!r}: expected an image without spaces in its name")
@@ -174,8 +178,9 @@ def check_recipe(recipe: Recipe, out: Path | None) -> None:
         findings.append(f"--wheels {recipe.wheels}: no wheels there")
     if not recipe.requirements:
         findings.append("voxscale is not installed here, so there are no versions to pin")
-    if out is not None and out.exists():
-        findings.append(f"--out {out}: is there already")
+    kept = {"--definition": [definition, context_of(definition)]} if definition is not None else {}
+    for option, files in {"--out": [out] if out is not None else [], **kept}.items():
+        findings += [f"{option} {file}: is there already" for file in files if os.path.lexists(file)]
     if findings:
         raise ConfigError.from_findings(findings, fix="see `voxscale image build --help`")
 
@@ -211,11 +216,14 @@ def _commands(recipe: Recipe, definition: Path, out: Path) -> list[Sequence[str]
     ]
 
 
+def context_of(definition: Path) -> Path:
+    """The folder beside a definition with the files that it copies."""
+    return definition.with_name(f"{definition.name}.context")
+
+
 def write_definition(recipe: Recipe, file: Path) -> list[Path]:
-    """Write the definition, and the context that it is built in beside it. Returns what was written."""
-    folder = file.with_name(f"{file.name}.context")
-    if folder.exists():
-        raise ConfigError(f"{folder}: is there already", fix="remove it, or name another file with --definition")
+    """Write the definition, and the context that it is built in beside it, where nothing is. Returns what was written."""
+    folder = context_of(file)
     with publish(folder) as temporary:
         temporary.mkdir()
         write_context(recipe, temporary)

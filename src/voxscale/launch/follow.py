@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from voxscale.errors import InfrastructureError, StoppedEarly, TrainingError, VoxscaleError, printable
+from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, TrainingError, VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import Submitted
-from voxscale.launch.slurm import JobState, cancel, states_of
+from voxscale.launch.slurm import JobState, cancel, exit_code_of, states_of
 from voxscale.runs import RunFolder
 from voxscale.terminal import is_terminal
 
@@ -50,7 +50,7 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
 def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen) -> list[JobState]:
     """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
     numbers = [job.id for job in jobs]
-    logs = [_Tail(path) for job in jobs for path in job.logs()]
+    logs = [_Tail(Path(log)) for job in jobs for log in job.logs]
     shown: dict[int, str] = {}
     intervals, last_answer = _intervals(), time.monotonic()
     while True:
@@ -81,9 +81,8 @@ def _show_for(seconds: float, logs: Sequence[_Tail], screen: Screen) -> None:
         time.sleep(min(_LOG_S, left))
 
 
-def failure_of(state: JobState, run: RunFolder, jobs: Sequence[Submitted]) -> VoxscaleError:
-    """What a job's end means where its ranks could not say it."""
-    log = jobs[-1].log
+def failure_of(state: JobState, run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> VoxscaleError:
+    """What a job's end means where its ranks could not say it: by its state, its exit code and its last words."""
     again = "start the same command again to continue from the last checkpoint"
     match state.state:
         case "CANCELLED":
@@ -98,12 +97,20 @@ def failure_of(state: JobState, run: RunFolder, jobs: Sequence[Submitted]) -> Vo
             )
         case "NODE_FAIL" | "BOOT_FAIL" | "PREEMPTED":
             return InfrastructureError(f"the job ended with {state}", fix=again)
-    if not any(path.exists() for job in jobs for path in job.logs()):
+    if not any(Path(log).exists() for job in jobs for log in job.logs):
         return InfrastructureError(
             f"the job ended with {state} and wrote nothing: its node may not see {run.root}",
             fix="choose a folder that all nodes share with --run, or set `output` in the site",
         )
-    return InfrastructureError(f"the job ended with {state}", fix=f"see {log}")
+    codes = [code for job in jobs if (code := exit_code_of(job.id, environ))]
+    kind = next((kind for kind in BY_CODE.values() if codes and kind.exit_code == codes[0]), InfrastructureError)
+    logs = [log for job in jobs for log in job.logs if Path(log).exists()]
+    said = re.findall(r"^error: (.*)$", "\n".join(map(_text_of, logs)), flags=re.MULTILINE)
+    return kind(printable(said[-1]) if said else f"the job ended with {state}", fix=f"see {logs[-1]}")
+
+
+def _text_of(log: str) -> str:
+    return Path(log).read_text(errors="replace")
 
 
 def _intervals() -> Iterator[float]:

@@ -41,6 +41,14 @@ def apart_from_site(overrides: Sequence[str] | None) -> tuple[list[str], list[st
     return [override for override in given if not override.startswith("site.")], of_site
 
 
+def only_of_site(overrides: Sequence[str] | None) -> list[str]:
+    """Overrides of the site, where there is no config to override."""
+    others, of_site = apart_from_site(overrides)
+    if others:
+        raise ConfigError(f"{others[0]}: expected site.KEY=VALUE", fix="e.g. site.partition=short")
+    return of_site
+
+
 def placed(
     on: str,
     nodes: int | None,

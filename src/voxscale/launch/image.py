@@ -49,9 +49,13 @@ def make_ready(
     if container.is_reference:
         fetch_image(container, environ)
     if is_charliecloud(container):
-        _make_targets(container, folders)
+        _make_targets(container, all_binds(container, folders, is_own=is_own))
     if is_here and is_own:
-        _refuse_lacking(container, folders, environ, python or site.python or "python3")
+        search = site.env.get("PYTHONPATH", "")
+        words = render_container(
+            container, folders, gpus=False, python=python or site.python or "python3", search=search
+        )
+        _refuse_lacking(container, words, environ)
 
 
 def find_runtime(container: Container, environ: Mapping[str, str]) -> str | None:
@@ -116,51 +120,54 @@ def with_user(environ: Mapping[str, str]) -> dict[str, str]:
 
 def last_words(error: subprocess.SubprocessError) -> str:
     """What a failed program said last, on one line."""
-    said = error.output or getattr(error, "stderr", None) or "" if hasattr(error, "output") else ""
-    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    said = getattr(error, "output", None) or ""
+    text = said if isinstance(said, str) else said.decode(errors="replace")  # of a time-out these are bytes
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(" / ".join(lines[-3:])) or str(error)
 
 
-def _make_targets(container: Container, folders: Sequence[Path]) -> None:
+def _make_targets(container: Container, binds: Sequence[str]) -> None:
     """Make the places in an unpacked image on which Charliecloud binds: it cannot while it runs one."""
     image = image_path(container)
-    wanted = [bind.split(":") for bind in all_binds(container, folders)]
     host_has = ("/tmp", "/dev", "/proc", "/sys")  # noqa: S108 bound from the host, so what is there is inside
-    lacking = []
-    for host, *inside in wanted:
+    findings = []
+    for host, *inside in (bind.split(":") for bind in binds):
         path = Path(inside[0] if inside else host)
-        target = image / path.relative_to("/")
-        if target.exists() or any(path.is_relative_to(each) for each in host_has):
-            continue
-        try:
-            if Path(host).is_dir():
-                target.mkdir(parents=True)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.touch()
-        except OSError:
-            lacking.append(f"container.image {image}: has no {path} to bind on, and you may not make it")
-    lacking += [finding for name in _FILES for finding in _make_file(image, name)]
-    if lacking:
+        if not any(path.is_relative_to(each) for each in host_has):
+            findings += _make_place(image, path, is_folder=Path(host).is_dir())
+    for file in _FILES:
+        is_dangling = (image / file).is_symlink() and not (image / file).exists()
+        findings += [] if is_dangling else _make_place(image, Path("/", file), is_folder=False)
+    if findings:
         raise ConfigError.from_findings(
-            lacking, fix=f"copy the image to a folder of yours: cp -r {image} DIR; or ask its owner to make them"
+            findings,
+            fix=f"copy the image to a folder of yours, cp -r {image} DIR, and make them there; or bind elsewhere",
         )
 
 
-def _make_file(image: Path, name: str) -> list[str]:
-    file = image / name
+def _make_place(image: Path, path: Path, *, is_folder: bool) -> list[str]:
+    """Make an empty folder or file in an image if it is not there, and nothing outside; returns what is in the way.
+
+    Charliecloud follows an image's links as the host does, so one to an absolute path leads out of the image: it refuses
+    to bind there.
+    """
+    found = f"container.image {image}"
     try:
-        if not file.exists() and not file.is_symlink():
-            file.parent.mkdir(exist_ok=True)
-            file.touch()
-    except OSError:
-        return [f"container.image {image}: has no /{name}, and you may not make it"]
+        place = (image / path.relative_to("/")).resolve()
+        if not place.is_relative_to(image.resolve()):
+            return [f"{found}: a link in it leads from {path} to {place}, out of the image; expected {path} in it"]
+        folder = place if is_folder else place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not is_folder and not place.exists():
+            place.touch(exist_ok=False)
+    except (OSError, RuntimeError):  # a ring of links is the latter
+        return [f"{found}: has no {path} to bind on, and you may not make it"]
     return []
 
 
-def _refuse_lacking(container: Container, folders: Sequence[Path], environ: Mapping[str, str], python: str) -> None:
-    """Look into the image from here."""
-    words = [*render_container(container, folders, gpus=False, python=python), *needs_words(container), "--json"]
+def _refuse_lacking(container: Container, python: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Look into the image from here; `python` are the words that start its interpreter."""
+    words = [*python, *needs_words(container), "--json"]
     try:
         done = subprocess.run(
             words, env=with_user(environ), timeout=_TRY_S, capture_output=True, check=False, text=True, errors="replace"
@@ -173,7 +180,7 @@ def _refuse_lacking(container: Container, folders: Sequence[Path], environ: Mapp
         raise InfrastructureError(f"container.image {container.image}: {said['message']}", fix=said["fix"])
     if done.returncode == _NOT_FOUND:
         raise InfrastructureError(
-            f"container.image {container.image}: has no {python}", fix="set `python` in the site to the image's own"
+            f"container.image {container.image}: has no {python[-1]}", fix="set `python` in the site to the image's own"
         )
     if done.returncode:
         last = printable(" / ".join(done.stderr.strip().splitlines()[-2:]))

@@ -72,7 +72,7 @@ def evaluate_local(runs: Sequence[RunFolder], devices: int, environ: Mapping[str
     with tempfile.TemporaryDirectory() as folder:  # a run may train, and be evaluated twice, at the same time
         failures = _start_ranks([_EVALUATION, *words], Path(folder), devices)
         if failures or error_files(Path(folder)):
-            raise read_failure(run, Path(folder), failures)
+            raise read_failure(Path(folder), failures)
 
 
 def evaluation_words(runs: Sequence[RunFolder], choice: Evaluation) -> list[str]:

@@ -31,7 +31,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 STOPPED = 75  # the exit code of ranks that saved their state and can be continued
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
@@ -83,7 +83,7 @@ def _numbers(item: str) -> list[str]:
 
 
 def meet(reports: Path, *, nodes: int, interface: str | None, patience_s: float) -> Place:
-    """Publish that this node has come and wait for the others. Exits naming those that do not come."""
+    """Publish that this node has come and wait for the others. Raises naming those that do not come."""
     environ = os.environ
     index = _index()
     names = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
@@ -99,13 +99,13 @@ def meet(reports: Path, *, nodes: int, interface: str | None, patience_s: float)
     while missing := [number for number in range(nodes) if not _arrival(reports, number).exists()]:
         if time.monotonic() > deadline:
             absent = ", ".join(names[number] for number in missing)
-            _give_up(
+            raise _UnableError(
                 f"{absent} did not come within {patience_s:.0f} s; {nodes - len(missing)} of {nodes} nodes are here",
                 f"see whether {absent} can reach {reports}, and start there: srun -w NODE ls DIR",
             )
         time.sleep(0.05)
     if any(_end(reports, number).exists() for number in range(nodes)):
-        _give_up("another node cannot start its ranks", "see what it says")
+        raise _UnableError("", "")  # another node says why
     head = json.loads(_arrival(reports, 0).read_text())
     return Place(index, nodes, address, f"{head['address']}:{head['port']}", head["run_id"])
 
@@ -136,8 +136,8 @@ def interfaces() -> dict[str, str]:
 def _address_of(interface: str) -> str:
     known = interfaces()
     if interface not in known:
-        _give_up(
-            f"{socket.gethostname()}: no interface {interface} with an address; found {', '.join(known)}",
+        raise _UnableError(
+            f"no interface {interface} with an address; found {', '.join(known)}",
             "set `interface` in the site to one that every node has, or leave it out",
         )
     return known[interface]
@@ -235,7 +235,7 @@ def _watching(reports: Path | None) -> Iterator[None]:
     def watch() -> None:
         while reports is not None and not done.wait(1.0):
             ends = [json.loads(path.read_text()) for path in reports.glob("node-*.end.json")]
-            if any(end["failures"] and not end["stopped"] for end in ends):
+            if any((end["failures"] or "unable" in end) and not end["stopped"] for end in ends):
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     if _outlast(_GRACE_S, done):
                         signal_children(number)
@@ -298,47 +298,56 @@ def run_node(options: argparse.Namespace) -> int:
     reports.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     index = _index() if options.nodes > 1 else 0
-    if (finding := _unfit(options)) is not None:
-        end: dict[str, Any] = {"failures": [finding], "codes": [4], "ranks": [-1], "times": [0.0], "stopped": False}
-        _write(_end(reports, index), {**end, "wall_s": 0.0})
-        _write(_arrival(reports, index), {"node": socket.gethostname()})  # the others wait for it, then find the end
-        _give_up(f"{socket.gethostname()}: {finding}", "every node has to have the script, its folder, and torch")
     if index == 0:
         (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
     failures: list[RankFailure] = []
     _adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _raise_early)
+    unable: tuple[str, ...] = ()
     try:
+        _refuse_unfit(options)
         failures, received = _start(options, reports)
         _await_children(_FLUSH_S)
         stopped = bool(received) or bool(failures and all(failure.exit_code == STOPPED for failure in failures))
     except _EarlySignal:  # the ranks had not begun
         stopped = True
+    except _UnableError as error:
+        stopped, unable = False, error.args
+        if unable[0]:
+            print("error: {}: {}\n  fix: {}".format(socket.gethostname(), *unable), file=sys.stderr, flush=True)
+            failures = [RankFailure(-1, 4)]
     if stopped:
         signal_children(signal.SIGKILL)  # what the ranks left behind
     end = {
-        "failures": [str(failure) for failure in failures],
+        "failures": [unable[0] if unable else str(failure) for failure in failures],
         "codes": [failure.exit_code for failure in failures],
         "ranks": [failure.rank for failure in failures],
         "times": [failure.time_s for failure in failures],
         "stopped": stopped,
         "wall_s": round(time.monotonic() - began, 3),
+        **(dict(zip(("unable", "fix"), unable)) if unable else {}),  # noqa: B905 since Python 3.10
     }
     _write(_end(reports, index), end)
-    return 1 if failures and not stopped else 0
+    if unable:
+        _write(_arrival(reports, index), {"node": socket.gethostname()})  # the others wait for it, then find the end
+    return 4 if unable else 1 if failures and not stopped else 0
 
 
-def _unfit(options: argparse.Namespace) -> str | None:
+def _refuse_unfit(options: argparse.Namespace) -> None:
     """What keeps this node from starting the command, as far as it can be told before."""
     folder, script = options.chdir or Path(), options.command[0]
+    fix = "every node has to have the script, its folder, and torch"
     if not folder.is_dir():
-        return f"no folder {folder}"
+        raise _UnableError(f"no folder {folder}", fix)
     if not script.startswith("-") and not (folder / script).is_file():
-        return f"no script {script}"
+        raise _UnableError(f"no script {script}", fix)
     if not options.plain and importlib.util.find_spec("torch") is None:
-        return f"no torch in {sys.executable}"
-    return None
+        raise _UnableError(f"no torch in {sys.executable}", fix)
+
+
+class _UnableError(Exception):
+    """This node cannot start its ranks: why, and how to mend it."""
 
 
 class _EarlySignal(BaseException):
@@ -388,11 +397,6 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.write_text(json.dumps(content))
     aside.replace(path)
-
-
-def _give_up(message: str, fix: str) -> NoReturn:
-    print(f"error: {message}\n  fix: {fix}", file=sys.stderr, flush=True)
-    sys.exit(4)
 
 
 def main(argv: Sequence[str]) -> int:

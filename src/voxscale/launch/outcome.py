@@ -37,15 +37,13 @@ def judge(
     state = read_state(run)
     if state == "done":
         return
-    error = read_failure(run, reports, failures, otherwise=otherwise)
+    error = read_failure(reports, failures, otherwise=otherwise)
     if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
         _record_failure(run, world_size)
     raise error
 
 
-def read_failure(
-    run: RunFolder, reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None
-) -> VoxscaleError:
+def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None) -> VoxscaleError:
     """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second."""
     for record in map(read_json, error_files(reports)):
         if kind := BY_CODE.get(record["code"]):
@@ -68,20 +66,27 @@ def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:
 
 
 def node_failures(reports: Path) -> list[str]:
-    """What the nodes of a job saw of their ranks' ends, each with its node."""
-    return [
-        f"{_node(reports, path)}: {failure}"
-        for path in sorted(reports.glob("node-*.end.json"))
-        for failure in read_json(path)["failures"]
-    ]
+    """What the nodes of a job saw of their ranks' ends, each with its node; the earliest first: it may be the cause."""
+    found = []
+    for path in sorted(reports.glob("node-*.end.json")):
+        end = read_json(path)
+        found += [
+            (time, f"{_node(reports, path)}: {text}") for time, text in zip(end["times"], end["failures"], strict=True)
+        ]
+    return [text for _, text in sorted(found)]
 
 
 def unsaid(reports: Path, nodes: int) -> VoxscaleError | None:
     """What is to be said of ranks that left no error themselves."""
-    ends = [read_json(path) for path in reports.glob("node-*.end.json")]
-    if ends and all(end["stopped"] for end in ends):
+    ends = {path: read_json(path) for path in sorted(reports.glob("node-*.end.json"))}
+    for path, end in ends.items():
+        if end.get("unable"):
+            return InfrastructureError(f"{_node(reports, path)}: {end['unable']}", fix=end["fix"])
+    if (missing := _missing_nodes(reports, nodes)) is not None:
+        return missing
+    if ends and all(end["stopped"] for end in ends.values()):
         return StoppedEarly("stopped by a signal; nothing new was saved", fix="start the same command again")
-    return _missing_nodes(reports, nodes)
+    return None
 
 
 def _missing_nodes(reports: Path, nodes: int) -> InfrastructureError | None:
@@ -127,6 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--reports", type=Path, required=True)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--limit", default="", help="`reached`: the job queues itself again")
     parser.add_argument("--evaluation", action="store_true", help="the ranks evaluated the run, they did not train it")
     options = parser.parse_args(arguments)
     run, reports = RunFolder(options.run), options.reports
@@ -135,8 +141,10 @@ def main(arguments: Sequence[str]) -> int:
         if not options.evaluation:
             judge(run, reports, failures, world_size=options.world_size, otherwise=otherwise)
         elif failures or otherwise or error_files(reports):
-            raise read_failure(run, reports, failures, otherwise=otherwise)
+            raise read_failure(reports, failures, otherwise=otherwise)
     except VoxscaleError as error:
+        if options.limit == "reached" and isinstance(error, StoppedEarly):
+            error.fix = ""  # the job goes on by itself
         if "VOXSCALE_ATTEMPT" not in os.environ:  # a launcher in the same allocation says it itself
             print(error.as_text(), file=sys.stderr, flush=True)
         return error.exit_code

@@ -131,7 +131,7 @@ def render_options(job: Job, site: Site) -> list[str]:
         options.append(f"--array=1-{job.array}")
     options.append("--requeue" if job.resumes and site.requeue else "--no-requeue")
     if job.resumes:
-        options.append(f"--signal=B:USR1@{site.signal_s}")
+        options.append(f"--signal=B:USR1@{site.signal_before_limit_s}")
     return [*options, *map(_quoted, site.extra)]
 
 
@@ -149,28 +149,36 @@ def output_pattern(job: Job, pattern: str) -> str:
     refuse_unspeakable(job.folder)
     folder = str(job.folder).replace("%", "%%")
     if job.array is not None:
-        pattern = pattern.replace("%j", "%A_%a")
+        pattern = pattern.replace("%j", "%A_%a") if "%j" in pattern else f"{pattern}.%a"
     return pattern if pattern.startswith("/") else f"{folder}/{pattern}"
 
 
 def _environment(job: Job, site: Site) -> list[str]:
     """Modules, environment and variables of the site."""
-    lines = [f"module load {name}" for name in site.modules]
+    lines = [f"module load {name} || exit 4" for name in site.modules]
     if site.conda is not None:
-        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(site.conda)}"]
+        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(site.conda)} || exit 4"]
     if site.venv is not None:
-        lines.append(f"source {shlex.quote(site.venv + '/bin/activate')}")
+        lines.append(f"source {shlex.quote(site.venv + '/bin/activate')} || exit 4")
     variables = {**(DEBUG_COMMUNICATION if job.debug_comm else {}), **site.env}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     lines += render_variables(site.container) if site.container is not None else []
     return ["# What this site needs", *lines, ""] if lines else []
 
 
-def python_words(job_binds: Sequence[Path], site: Site, *, gpus: bool, python: str | None = None) -> list[str]:
-    """The interpreter: that of the container, of the activated environment, or the one this program runs in."""
+def python_words(
+    job_binds: Sequence[Path], site: Site, *, gpus: bool, python: str | None = None, is_own: bool = True
+) -> list[str]:
+    """The interpreter: that of the container, of the activated environment, or the one this program runs in.
+
+    `is_own` says that it runs voxscale, which a container then has to show.
+    """
     chosen = python or site.python
     if site.container is not None:
-        return render_container(site.container, job_binds, gpus=gpus, python=chosen or "python3")
+        search = site.env.get("PYTHONPATH", "")
+        return render_container(
+            site.container, job_binds, gpus=gpus, python=chosen or "python3", is_own=is_own, search=search
+        )
     return [chosen or ("python" if site.conda or site.venv else sys.executable)]
 
 
@@ -229,42 +237,58 @@ def render_ranks(
     options = [f"--nodes {request.nodes} --devices {request.devices}", '--reports "$reports"', *node_options]
     if site.interface is not None:
         options.append(f"--interface {site.interface}")
-    again = ['if [ "$limit" = reached ] && [ "$code" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi']
+    file = shlex.quote(str(program))
+    each_node = f"--nodes={request.nodes} --ntasks={request.nodes} --ntasks-per-node=1"
     return (
         f"run={run}",
         'reports="$run/logs/$SLURM_JOB_ID-${VOXSCALE_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}"',
         "python=(",
         f"  {render_words(python)}",
         ")",
+        f"on_nodes=(srun {each_node} --cpus-per-task={cpus_per_task(site, request)} --overlap --kill-on-bad-exit=0)",
         "",
         *(_needs(site, '"${python[@]}"') if is_own else ()),
+        "# Every node has to see what it is to run.",
+        f"\"${{on_nodes[@]}}\" bash -c {shlex.quote(_SEES)} check {file} \"${{python[0]}}\" || exit 4",
+        "",
         "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
         "# port of the first node, under a random name. The output of each rank is kept in $reports.",
-        f'node=("${{python[@]}}" {shlex.quote(str(program))} {" ".join(options)})',
+        f'node=("${{python[@]}}" {file} {" ".join(options)})',
         f"command=({command})",
         "",
-        *(
-            (
-                "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again.",
-                "limit=ahead",
-                "trap 'limit=reached; kill -USR1 \"$step\" 2>/dev/null' USR1",
-            )
-            if resumes
-            else (
-                "# Interrupted inside an allocation: srun itself would kill the ranks at once.",
-                """trap 'scancel -s TERM "$SLURM_JOB_ID.$(cat "$reports/step")" || kill -TERM "$step"' USR1""",
-            )
-        ),
-        "trap : TERM  # cancelled, preempted or requeued: the ranks are told by SLURM; wait until they have saved",
-        f'srun --nodes={request.nodes} --ntasks={request.nodes} --ntasks-per-node=1 '
-        f'--cpus-per-task={cpus_per_task(site, request)} --overlap --kill-on-bad-exit=0 \\',
-        f'  {on_node}"${{node[@]}}" -- "${{command[@]}}" &',
+        *(_SAVE_AT_LIMIT if resumes else _STOP_WHEN_TOLD),
+        f'"${{on_nodes[@]}}" {on_node}"${{node[@]}}" -- "${{command[@]}}" &',
         "step=$!",
         'while kill -0 "$step" 2>/dev/null; do wait "$step"; done',
         "",
         "# How it ended is read from the run folder",
         f'"${{python[@]}}" {" ".join(finish)}',
         "code=$?",
-        *(again if resumes and site.requeue else ()),
+        *(_QUEUE_AGAIN if resumes and site.requeue else ()),
         'exit "$code"',
     )  # fmt: skip
+
+
+_SEES = (
+    'for file; do command -v "$file" >/dev/null || test -r "$file" || '
+    '{ echo "error: $SLURMD_NODENAME does not see $file" >&2; exit 4; }; done'
+)
+_SAVE_AT_LIMIT = (
+    "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again. Cancelled,",
+    "# preempted or requeued it gets SIGTERM, as the ranks do: it waits until they have saved; the rest is SLURM's.",
+    "limit=ahead",
+    'saved=$(readlink "$run/checkpoints/last")',
+    'trap \'[ "$limit" = ahead ] && limit=reached; kill -USR1 "$step" 2>/dev/null\' USR1',
+    "trap 'limit=cancelled' TERM",
+)
+_STOP_WHEN_TOLD = (
+    "# Interrupted inside an allocation: srun itself would kill the ranks at once.",
+    """trap 'scancel -s TERM "$SLURM_JOB_ID.$(cat "$reports/step")" || kill -TERM "$step"' USR1""",
+    "trap : TERM  # the ranks are told by SLURM; wait for them",
+)
+_QUEUE_AGAIN = (
+    'if [ "$limit" = reached ] && [ "$code" -eq 75 ] && [ -z "${VOXSCALE_ATTEMPT:-}" ]; then',
+    '  if [ "$(readlink "$run/checkpoints/last")" != "$saved" ]; then scontrol requeue "$SLURM_JOB_ID"',
+    '  else echo "error: nothing new was saved before the time limit, so the job is not queued again" >&2; fi',
+    "fi",
+)

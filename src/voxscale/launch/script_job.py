@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Template
 
 from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
@@ -18,6 +19,7 @@ from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import SCRIPT, Submitted, make_images_ready, submit_jobs
 from voxscale.launch.cluster import Cluster
 from voxscale.launch.cluster_run import announce, check_place, look_at_nodes, make_request
+from voxscale.launch.container import is_of_image
 from voxscale.launch.follow import failure_of, follow
 from voxscale.launch.sbatch import (
     Job,
@@ -31,8 +33,6 @@ from voxscale.launch.sbatch import (
 from voxscale.launch.script import Script, check_interpreter, end_program, raise_outcome, shown, write_folder
 from voxscale.launch.slurm import JobState
 from voxscale.runs import RunFolder
-
-_OF_THE_IMAGE = {"", "bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr"}  # not to be hidden by ours
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def draft_script_job(script: Script, root: Path, environ: Mapping[str, str], pla
     if script.output is not None:
         site = site.model_copy(update={"output": _checked_output(script.output), "error": None})
     request = make_request(place, PerDevice(per_device=1), nodes_of)
-    binds = _binds(script, root) if site.container is not None else []
+    binds = _binds(script, root, site, environ) if site.container is not None else []
     check_place(site, request, binds, nodes_of)
-    python = python_words(binds, site, gpus=request.gpus, python=script.python)
+    python = python_words(binds, site, gpus=request.gpus, python=script.python, is_own=False)
     _check_interpreter(script, site, python, environ)
     job = Job(
         name=job_name(root.name),
@@ -78,13 +78,15 @@ def launch_on_slurm(
     Raises how the script failed, with its exit code.
     """
     run, jobs = RunFolder(draft.job.folder), {SCRIPT: draft.job}
-    python = python_words([], draft.site, gpus=draft.job.request.gpus, python=draft.script.python)
+    python = python_words([], draft.site, gpus=draft.job.request.gpus, python=draft.script.python, is_own=False)
     make_images_ready(jobs, draft.site, environ)
+    if draft.script.output is not None:
+        draft.script.output.parent.mkdir(parents=True, exist_ok=True)
     write_folder(draft.script, run, on="slurm", request=draft.job.request, python=python)
     if isinstance(draft.nodes_of, Allocation):
         with shown(draft.script.output, as_json=as_json):
             run_in_allocation(jobs, draft.site, environ, draft.nodes_of, stdout=None)
-        _raise_ended(run, None, [])
+        _raise_ended(run, None, [], environ)
         return []
     try:
         submitted = submit_jobs(jobs, draft.site, environ, after=place.after)
@@ -93,7 +95,7 @@ def launch_on_slurm(
         raise
     announce(submitted)
     if not place.detach:
-        _raise_ended(run, follow(run, submitted, environ), submitted)
+        _raise_ended(run, follow(run, submitted, environ), submitted, environ)
     return submitted
 
 
@@ -130,7 +132,7 @@ def render_script(
     )
 
 
-def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitted]) -> None:
+def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> None:
     """Raise how a job's script ended, if not well: as its last line wrote it down, or as SLURM tells it."""
     if run.metrics.exists():
         raise_outcome(read_json(run.metrics))
@@ -139,7 +141,7 @@ def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitte
     elif state.state == "TIMEOUT":
         raise StoppedEarly("the job reached its time limit", fix="ask for more with --set site.time=H:MM:SS")
     else:
-        error = failure_of(state, run, jobs)
+        error = failure_of(state, run, jobs, environ)
         raise (
             StoppedEarly(error.message, fix="start the same command again")
             if isinstance(error, StoppedEarly)
@@ -164,12 +166,33 @@ def _checked_output(output: Path) -> str:
     return str(output)
 
 
-def _binds(script: Script, root: Path) -> list[Path]:
-    """The folders that the script's processes see in a container: its own, this one, the run's, and named ones."""
-    values = [Path(argument.rpartition("=")[2]) for argument in script.arguments if "/" in argument]
-    named = [path if path.is_dir() else path.parent for path in values if path.is_absolute() and path.exists()]
-    folders = [script.path.parent, Path.cwd(), root.parent, *named]
-    return [folder for folder in folders if (*folder.resolve().parts, "")[1] not in _OF_THE_IMAGE]
+def _binds(script: Script, root: Path, site: Site, environ: Mapping[str, str]) -> list[Path]:
+    """The folders that the script's processes see in a container: its own, this one, the run's, scratch, and named ones.
+
+    What is named but belongs to a system, such as a program, is the image's own.
+    """
+    scratch = [Path(Template(site.scratch).safe_substitute(environ)).expanduser()] if site.scratch is not None else []
+    named = [folder for argument in script.arguments for folder in named_folders(argument)]
+    others = [folder for folder in (*scratch, *named) if folder.is_dir() and not is_of_image(folder)]
+    return [script.path.parent, Path.cwd(), root.parent, *others]
+
+
+def named_folders(argument: str) -> list[Path]:
+    """The folders that a script needs to use what an argument names, as PATH or NAME=PATH; links' ends included.
+
+    What is not there yet may be about to be made: that takes the nearest folder above it.
+    """
+    folders = []
+    for text in (argument, argument.partition("=")[2]):
+        named, leads_to = os.path.abspath(text), os.path.realpath(text)
+        if not os.path.lexists(text) and "/" not in text:
+            continue  # a word like any other
+        folders += [_nearest_folder(Path(path)) for path in dict.fromkeys((leads_to, named))]
+    return folders
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if os.path.isdir(folder))
 
 
 def _described(script: Script, request: Request) -> str:

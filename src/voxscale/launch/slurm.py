@@ -73,11 +73,14 @@ def submit(file: Path, environ: Mapping[str, str], *, after: Sequence[int] = ())
     """Hand a job to the scheduler; it waits for the jobs in `after` to end well. Returns its number."""
     options = [f"--dependency=afterok:{':'.join(map(str, after))}", "--kill-on-invalid-dep=yes"] if after else []
     answer = ask("sbatch", "--parsable", *options, str(file), environ=environ)
-    return int(answer.strip().splitlines()[-1].partition(";")[0])
+    number = re.search(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
+    if number is None:
+        raise InfrastructureError(f"sbatch: found {answer.strip()!r}, expected a job's number", fix="see `squeue --me`")
+    return int(number[1])
 
 
 def states_of(jobs: Sequence[int], environ: Mapping[str, str]) -> dict[int, JobState]:
-    """The states of jobs, of an array that of the task that is furthest from its end. Forgotten ones are GONE."""
+    """The states of jobs. Of an array's tasks it is that of one that goes on, else of one that did not end well."""
     if not jobs:
         return {}
     numbers = ",".join(map(str, jobs))
@@ -92,7 +95,18 @@ def states_of(jobs: Sequence[int], environ: Mapping[str, str]) -> dict[int, JobS
         own, array, state, reason, nodes = line.split("|", 4)
         for number in {int(own), int(array)}:
             found.setdefault(number, []).append(JobState(state, reason, nodes))
-    return {job: min(found.get(job, [GONE]), key=lambda each: each.is_over) for job in jobs}
+    return {
+        job: min(found.get(job, [GONE]), key=lambda each: (each.is_over, each.state == "COMPLETED")) for job in jobs
+    }
+
+
+def exit_code_of(job: int, environ: Mapping[str, str]) -> int | None:
+    """The exit code of a job that has ended, as far as SLURM still knows it."""
+    try:
+        found = re.search(r"\bExitCode=(\d+):", ask("scontrol", "-o", "show", "job", str(job), environ=environ))
+    except InfrastructureError:
+        return None
+    return int(found[1]) if found is not None else None
 
 
 def cancel(jobs: Sequence[int], environ: Mapping[str, str]) -> None:
@@ -101,7 +115,7 @@ def cancel(jobs: Sequence[int], environ: Mapping[str, str]) -> None:
         ask("scancel", *map(str, jobs), environ=environ)
 
 
-def expand_output(pattern: Path, job: int, name: str, task: int | None = None) -> Path:
+def expand_output(pattern: str, job: int, name: str, task: int | None = None) -> str:
     """The file that SLURM writes for an output pattern."""
-    values = {"%%": "%", "%j": str(job), "%A": str(job), "%x": name, "%a": str(task or 0)}
-    return Path(re.sub(r"%[%jAxa]", lambda match: values[match[0]], str(pattern)))
+    values = {"%%": "%", "%j": str(job), "%A": str(job), "%x": name, "%a": str(task)}
+    return re.sub(r"%[%jAxa]", lambda match: values[match[0]], pattern)

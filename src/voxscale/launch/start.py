@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from voxscale.config.schema import Config
+from voxscale.launch.batch import refuse_if_queued
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
 from voxscale.launch.local import render_commands, train_local
 from voxscale.launch.machine import look_at_machine
+from voxscale.runs import RunFolder
 
 
 def train_here(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> OpenedRun:
     """Make the run folder, or open the one that is there, and train it to its end."""
     machine = look_at_machine()
+    refuse_if_queued(RunFolder(root), environ)
     opened = open_run(draft_run(config, root, machine, devices=devices, fresh=fresh), machine, environ)
     if opened.is_done:
         _note(config, f"{root}: done already; --fresh trains it anew")

@@ -12,7 +12,7 @@ from typing import Any
 from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
-from voxscale.launch.outcome import newest_reports, read_failure
+from voxscale.launch.outcome import newest_reports, node_failures, read_failure
 from voxscale.launch.slurm import GONE, JobState, states_of
 from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
@@ -57,7 +57,7 @@ def list_runs(folder: Path) -> list[RunRow]:
 def _newest_job(run: RunFolder) -> Submitted | None:
     """The job that trains a run; that of an array stands in the folder above the folds."""
     own = [job for job in read_jobs(run) if job.kind != EVALUATE]
-    arrays = [job for job in read_jobs(RunFolder(run.root.parent)) if job.tasks]
+    arrays = [job for job in read_jobs(RunFolder(run.root.parent)) if job.is_array]
     return next(iter(reversed(own or arrays)), None)
 
 
@@ -97,7 +97,8 @@ def describe_run(run: RunFolder) -> RunRow:
     paths = (run.config, run.events, run.jobs, run.command)
     last_touched = max(path.stat().st_mtime for path in paths if path.exists())
     began = bool(events) or run.command.exists()
-    state = "running" if is_live(run) else metrics.get("state") or ("interrupted" if began else "new")
+    ended = metrics.get("state") or ("failed" if run.open_error.exists() and not run.exists else None)
+    state = "running" if is_live(run) else ended or ("interrupted" if began else "new")
     return RunRow(
         run=str(run.root),
         state=state,
@@ -114,8 +115,11 @@ def _why_failed(run: RunFolder, events: Sequence[dict[str, Any]]) -> str:
     """The error that ended the last start, as its ranks left it, or a script's nodes."""
     if failures := _read(run.metrics).get("failures"):
         return str(failures[0])
+    if not run.exists:
+        return str(_read(run.open_error).get("message", "")).split("\n")[0]
     reports = newest_reports(run)
-    said = read_failure(run, reports, [], otherwise=_NOTHING).message.splitlines()
+    failures = node_failures(reports)
+    said = read_failure(reports, failures, otherwise=None if failures else _NOTHING).message.splitlines()
     return (
         said[0]
         if said

@@ -17,7 +17,7 @@ import torch
 from voxscale.errors import ConfigError, InfrastructureError, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
-from voxscale.runs import RunFolder, error_file
+from voxscale.runs import RunFolder, error_file, rank_log
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -51,7 +51,7 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
                 fix="start as many ranks on each node as the job was made for",
             )
         remove(error_file(reports, world.rank))
-        do_work(work, run, world, os.environ)
+        do_work(work, run, world, os.environ, logs=reports)
     except VoxscaleError as error:
         with contextlib.suppress(OSError):  # a folder that cannot be written may be the very error
             write_json(error_file(reports, world.rank), {**error.as_json(), "rank": world.rank})
@@ -62,8 +62,9 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
     return 0
 
 
-def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
+def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str], *, logs: Path | None = None) -> None:
     """Do `work`; whatever goes wrong in it is raised as an error for users, its traceback kept in the rank's log."""
+    log = rank_log(logs or run.logs, world.rank)
     try:
         work(run, world, environ)
     except VoxscaleError:
@@ -84,9 +85,9 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
                 f"this process ran out of memory: {_first_line(error)}",
                 fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
             ) from error
-        raise _unexpected(error, run, world) from error
+        raise _unexpected(error, log) from error
     except Exception as error:
-        raise _unexpected(error, run, world) from error
+        raise _unexpected(error, log) from error
 
 
 def require(run: RunFolder) -> None:
@@ -94,12 +95,12 @@ def require(run: RunFolder) -> None:
         raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
 
 
-def _unexpected(error: Exception, run: RunFolder, world: World) -> TrainingError:
+def _unexpected(error: Exception, log: Path) -> TrainingError:
     """The error as users see it; its traceback goes into the rank's log."""
-    with contextlib.suppress(OSError), run.log(world.rank).open("a") as log:
-        traceback.print_exc(file=log)
+    with contextlib.suppress(OSError), log.open("a") as lines:
+        traceback.print_exc(file=lines)
     kind = LostContactError if is_lost_contact(error) else TrainingError
-    return kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {run.log(world.rank)}")
+    return kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {log}")
 
 
 def _stop_with_parent() -> None:
