@@ -28,21 +28,24 @@ from lab.containers import Apptainer
 from lab.slurm import SlurmLab, until
 from voxscale.config.load import check_section
 from voxscale.config.schema import Synthetic
-from voxscale.config.site import Container, read_site
+from voxscale.config.site import Container, Site, read_site
 from voxscale.data.synthetic import ensure_like
-from voxscale.errors import InfrastructureError
+from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch import needs
 from voxscale.launch.container import (
+    all_binds,
     check_container,
     folders_of,
     image_path,
+    is_of_image,
     outermost,
     render_container,
     render_passed_on,
 )
 from voxscale.launch.definition import Recipe, pinned, render_definition
-from voxscale.launch.image import fetch_image
+from voxscale.launch.image import fetch_image, make_ready
 from voxscale.launch.needs import is_at_least, lacking
+from voxscale.launch.script_job import named_folders
 
 NOBODY = 65534
 PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -77,6 +80,64 @@ def test_what_links_lead_to_is_bound_too(tmp_path: Path) -> None:
     assert outermost([tmp_path / "link"]) == [tmp_path / "link", tmp_path / "set"]
 
 
+@given(st.lists(PATHS, max_size=5), PATHS, PATHS)
+def test_what_a_site_binds_is_not_bound_over(folders: list[Path], host: Path, inside: Path) -> None:
+    """Every folder is visible, and at and below a site's own bind only that decides, with its :ro."""
+    given = f"{host}:{inside}:ro"
+    binds = all_binds(container(binds=[given]), folders)
+    assert binds[-1] == given
+    automatic = [Path(bind) for bind in binds if ":" not in bind]
+    assert not any(folder.is_relative_to(inside) for folder in automatic)
+    assert all(any(folder.is_relative_to(each) for each in (inside, *automatic)) for folder in folders)
+
+
+def test_a_folder_bound_by_the_site_is_not_refused_as_one_of_ours() -> None:
+    assert check_container(container(image="/usr/..", binds=["/usr/share"]), [Path("/usr/share")]) == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["/", "/usr", "/usr/bin", "/usr/lib/python3", "/etc/x", "/opt", "/var", "/usr/local"]
+)
+def test_what_an_image_runs_by_is_its_own(folder: str) -> None:
+    assert is_of_image(Path(folder))
+
+
+@pytest.mark.parametrize("folder", ["/srv", "/home/me", "/opt/data", "/dev/shm/x", "/usr/local/data", "/b"])  # noqa: S108
+def test_other_folders_can_be_bound(folder: str) -> None:
+    assert not is_of_image(Path(folder))
+
+
+def test_a_script_has_its_own_search_path() -> None:
+    """A user's script is not told of voxscale, and what the site says stays behind what we add."""
+
+    def words(is_own: bool, **fields: Any) -> list[str]:
+        return render_container(
+            container(**fields), [], gpus=False, python="python3", is_own=is_own, search="/site/a:/site/b"
+        )
+
+    assert "PYTHONPATH=/opt/voxscale:/site/a:/site/b" in words(True)
+    assert "PYTHONPATH=/more:/site/a:/site/b" in words(False, packages="/more")
+    assert not any(word.startswith("PYTHONPATH") or "/opt/voxscale" in word for word in words(False))
+
+
+def test_folders_of_what_a_script_is_told_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, data, archive = tmp_path / "a" / "here", tmp_path / "D", tmp_path / "archive"
+    for folder in (here, data, archive, data / "e=q"):
+        folder.mkdir(parents=True)
+    (archive / "1.nii").touch()
+    (data / "1.nii").symlink_to(archive / "1.nii")
+    (here / "link").symlink_to(archive)
+    monkeypatch.chdir(here)
+    assert named_folders("../../D/not/yet") == [data]
+    assert named_folders(f"--data={data}/e=q/f") == [data / "e=q", here]
+    assert named_folders(f"{data}/e=q/f") == [data / "e=q", here]
+    assert named_folders(f"{data}/1.nii") == [data, archive]
+    assert named_folders("link") == [here / "link", archive]
+    assert named_folders("--epochs=3") == named_folders("word") == []
+    assert named_folders("/nosuch/folder") == [Path("/")]
+    assert named_folders("a/" + "x" * 5000) == [here]
+
+
 VERSIONS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
 
 
@@ -103,10 +164,16 @@ def test_the_driver_is_inside_where_gpus_are_asked_for(runtime: str, nv: Any, gp
     assert ("--nv" in words) == given
 
 
-def test_variables_that_options_drop_are_kept_as_texts() -> None:
+def test_variables_are_kept_as_texts() -> None:
     """Real bash, and a value that Apptainer's own shell would otherwise evaluate."""
-    keep = render_passed_on(container(options=DROPPING), ["MINE"])
-    environ = {"MINE": "$(touch canary) x", "SLURM_NODEID": "1", "OTHER": "no", "PATH": os.environ["PATH"]}
+    keep = render_passed_on(container(), ["MINE", "PATH"])
+    environ = {
+        "PYTORCH_X": "2",
+        "MINE": "$(touch canary) x",
+        "SLURM_NODEID": "1",
+        "OTHER": "no",
+        "PATH": os.environ["PATH"],
+    }
     done = subprocess.run(
         ["bash", "-c", keep, "node", "env"], env=environ, capture_output=True, text=True, timeout=10, check=True
     )
@@ -114,8 +181,9 @@ def test_variables_that_options_drop_are_kept_as_texts() -> None:
     assert kept["APPTAINERENV_MINE"] == "$(touch canary) x"
     assert kept["APPTAINERENV_SLURM_NODEID"] == "1"
     assert kept["APPTAINER_NO_EVAL"] == "1"
-    assert "APPTAINERENV_OTHER" not in kept
-    assert render_passed_on(container()) == render_passed_on(container(runtime="charliecloud", options=DROPPING)) == ""
+    assert kept["APPTAINERENV_PYTORCH_X"] == "2"
+    assert not {"APPTAINERENV_OTHER", "APPTAINERENV_PATH"} & set(kept)
+    assert render_passed_on(container(runtime="charliecloud")) == ""
 
 
 @pytest.mark.parametrize(
@@ -161,9 +229,10 @@ def test_a_reference_has_its_place_in_the_cache() -> None:
     environ = {"XDG_CACHE_HOME": "/caches", "HOME": "/home/me"}
     own = read_site(None, environ, [f"container={json.dumps(site['container'])}"]).container
     assert own is not None
-    assert image_path(own) == Path("/caches/voxscale/images/docker-reg-5000-a-b-sha256-12.sif")
+    assert image_path(own) == Path("/caches/voxscale/images/docker-reg-5000-a-b-sha256-12-aba8b913.sif")
     assert str(image_path(own)) in render_container(own, [], gpus=False, python="python3")
     assert not container(image="/a/docker-archive:x").is_reference
+    assert image_path(container(image="docker://a/b-c")) != image_path(container(image="docker://a/b_c"))
 
 
 def test_pins_are_complete() -> None:
@@ -190,7 +259,55 @@ def test_a_definition_is_written_without_a_runtime(cli_here: Cli, tmp_path: Path
     assert (tmp_path / "my.def.context" / "requirements.txt").read_text().splitlines() == list(pinned())
     again = cli_here("image", "build", "--no-build", "--definition", file)
     assert again.code == 2
-    assert "is there already" in again.err
+    assert f"{file}: is there already" in again.err
+    assert f"{file}.context: is there already" in again.err
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "charliecloud"])
+def test_a_definition_of_yours_is_not_overwritten(
+    cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / ("Dockerfile" if runtime == "charliecloud" else "voxscale.def")
+    file.write_text("mine")
+    for words in (["--no-build"], ["--definition", file.name]):
+        done = cli_here("image", "build", "--runtime", runtime, *words)
+        assert done.code == 2
+        assert f"{file}: is there already" in done.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+HOSTILE = {
+    "ch": "{victim}", "srv": "{victim}", "data": "../victim", "etc/hosts": "{victim}/1.txt", "ring": "ring",
+    "inner": "usr/inner", "opt": "usr",
+}  # fmt: skip
+
+
+def test_links_in_an_image_lead_nowhere_else(tmp_path: Path) -> None:
+    """What Charliecloud binds on is made in the image, through its links, and never on the host."""
+    image, victim = tmp_path / "image", tmp_path / "victim"
+    for folder in (image / "usr" / "inner", image / "etc", victim):
+        folder.mkdir(parents=True)
+    (victim / "1.txt").touch()
+    for name, target in HOSTILE.items():
+        (image / name).symlink_to(target.format(victim=victim))
+    host = tmp_path / "host"
+    host.mkdir()
+    insides = ["/srv/a", "/data/b", "/ring/c", "/inner/d", "/../up", "/new/e"]
+    own = container(runtime="charliecloud", image=str(image), binds=[f"{host}:{inside}" for inside in insides])
+    site = Site(container=own)
+    with pytest.raises(ConfigError) as caught:
+        make_ready(site, [], {"PATH": ""})
+    findings = caught.value.message.splitlines()
+    refused = ["/srv/a", "/data/b", "/ring/c", "/../up", "/ch/environment", "/etc/hosts"]
+    assert len(findings) == len(refused)
+    assert all(path in finding for path, finding in zip(refused, findings, strict=True))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent in (victim, tmp_path)) == [
+        "1.txt", "host", "image", "victim",
+    ]  # fmt: skip
+    assert (image / "usr" / "inner" / "d").is_dir()
+    assert (image / "new" / "e").is_dir()
+    assert (image / "usr" / "voxscale" / "voxscale").is_dir(), "a link within the image is followed"
 
 
 def test_what_cannot_be_built_is_said_at_once(cli: Cli, tmp_path: Path) -> None:
@@ -357,11 +474,13 @@ def test_the_fix_for_what_is_lacking_works(
 
 PROBE = """
 import json, os, sys
-names = ("SLURM_JOB_ID", "SLURM_NODEID", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TORCH_X", "OMP_NUM_THREADS", "MINE")
+names = "SLURM_JOB_ID SLURM_NODEID CUDA_VISIBLE_DEVICES NCCL_DEBUG TORCH_X PYTORCH_X OMP_NUM_THREADS MINE".split()
 print("PROBE", json.dumps({
     "uid": os.getuid(), "python": sys.executable, "has_image": os.path.exists("/image-mark"),
     "variables": {name: os.environ.get(name) for name in names},
     "mapped": os.path.exists("/mapped/1.txt"), "writable": os.access("/mapped/1.txt", os.W_OK),
+    "named": [[os.access(word.partition("=")[2], how) for how in (os.R_OK, os.W_OK)] for word in sys.argv[1:]],
+    "has_voxscale": os.path.exists("/opt/voxscale/voxscale/launch"), "search": os.environ.get("PYTHONPATH"),
 }), flush=True)
 """
 
@@ -369,6 +488,8 @@ print("PROBE", json.dumps({
 @pytest.fixture(scope="module")
 def marked_image(image_folder: Path) -> Path:
     (image_folder / "image-mark").touch()
+    own = container(runtime="charliecloud", image=str(image_folder))
+    make_ready(Site(container=own), [], {"PATH": ""}, is_own=False)  # as its owner; others may not
     return image_folder
 
 
@@ -413,22 +534,37 @@ def probe(cli: Cli, folder: Path, site: Path, environ: dict[str, str], *words: o
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
-    ("runtime", "options"), [("apptainer", ["--cleanenv"]), ("singularity", ["--containall"]), ("charliecloud", [])]
+    ("runtime", "options"), [("apptainer", ["-eC"]), ("singularity", ["--compat"]), ("charliecloud", [])]
 )
 def test_ranks_see_what_they_need(
-    place: Callable[..., Any], cli: Cli, tmp_path: Path, runtime: str, options: list[str]
+    place: Callable[..., Any],
+    cli: Cli,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    runtime: str,
+    options: list[str],
 ) -> None:
     (tmp_path / "mapped").mkdir()
     (tmp_path / "mapped" / "1.txt").touch()
+    kept, archive = tmp_path_factory.mktemp("kept"), tmp_path_factory.mktemp("archive")
+    for folder in (kept, archive):
+        (folder / "1.txt").touch()
+    (tmp_path / "link").symlink_to(archive / "1.txt")
     is_read_only = runtime != "charliecloud"
+    ending = ":ro" if is_read_only else ""
     site, environ = place(
         runtime,
         options=options,
-        binds=[f"{tmp_path}/mapped:/mapped" + (":ro" if is_read_only else "")],
-        env={"NCCL_DEBUG": "WARN", "TORCH_X": "$(touch canary)", "MINE": "a b"},
+        packages=None,
+        binds=[f"{tmp_path}/mapped:/mapped{ending}", f"{kept}:{kept}{ending}"],
+        env={"NCCL_DEBUG": "WARN", "TORCH_X": "$(touch canary)", "PYTORCH_X": "1", "MINE": "a b", "PYTHONPATH": "/own"},
         gpus={"ask": "gres", "type": "a100"},
     )
-    (seen,) = probe(cli, tmp_path, site, {**environ, "OMP_NUM_THREADS": "3"}, "--plain")
+    named = [f"--kept={kept}/1.txt", f"--link={tmp_path}/link"]
+    (seen,) = probe(cli, tmp_path, site, {**environ, "OMP_NUM_THREADS": "3"}, "--plain", *named)
+    assert seen["named"] == [[True, not is_read_only], [True, True]]
+    assert seen["search"] == "/own"
+    assert not seen["has_voxscale"]
     assert seen["python"] == "/usr/bin/python3"
     assert seen["has_image"]
     assert seen["mapped"]
@@ -437,7 +573,7 @@ def test_ranks_see_what_they_need(
     assert variables.pop("SLURM_JOB_ID").isdigit()
     assert variables == {
         "SLURM_NODEID": "0", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "WARN", "TORCH_X": "$(touch canary)",
-        "OMP_NUM_THREADS": "3", "MINE": "a b",
+        "PYTORCH_X": "1", "OMP_NUM_THREADS": "3", "MINE": "a b",
     }  # fmt: skip
     assert not list(tmp_path.rglob("canary"))
 
@@ -449,7 +585,7 @@ def test_an_ordinary_user_is_the_same_inside(place: Callable[..., Any], slurm: S
     folder = Path(tempfile.mkdtemp(prefix="voxscale-nobody-"))
     try:
         os.chown(folder, NOBODY, NOBODY)
-        site, environ = place(runtime)
+        site, environ = place(runtime, packages=None)
         shutil.copy(site, folder / "site.yaml")
         (folder / "probe.py").write_text(PROBE)
         words = ["launch", "probe.py", "--plain", "--on", "slurm", "--run", folder / "run"]
@@ -461,6 +597,16 @@ def test_an_ordinary_user_is_the_same_inside(place: Callable[..., Any], slurm: S
         assert json.loads(line.partition("PROBE ")[2])["uid"] == NOBODY
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.slurm
+def test_a_script_among_programs_is_refused(place: Callable[..., Any], cli: Cli, tmp_path: Path) -> None:
+    site, environ = place("charliecloud")
+    words = ["--plain", "--on", "slurm", "--site", site, "--run", "/usr/nosuch", "--dry-run"]
+    done = cli("launch", "/usr/bin/env", *words, env=environ, cwd=Path("/etc"))
+    assert done.code == 2
+    for folder in ("/usr", "/etc"):  # what lies in /usr is not said twice
+        assert f"would hide the image's own {folder};" in done.err
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_the_job_gives_bash_the_very_words(arguments: list[str], name: str) -> N
     lines = render_script(script, RunFolder(Path("/runs/$(id) 'a")), Site(), Request(2, 2), ["python"])
     assert not any("\r" in line or "\n" in line for line in lines)
     upto = next(number for number, line in enumerate(lines) if line.startswith("trap :"))
-    text = "\n".join([*lines[:upto], r"""printf '%s\0' "$run" "${command[@]}" """])
+    text = "\n".join(["srun() { :; }", *lines[:upto], r"""printf '%s\0' "$run" "${command[@]}" """])
     done = subprocess.run(["/bin/bash", "-c", os.fsencode(text)], capture_output=True, check=True, timeout=20)
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in ["/runs/$(id) 'a", *script.words]]
     assert not done.stderr
@@ -191,8 +191,8 @@ def test_a_signal_leaves_no_process(
     with subprocess.Popen(words, cwd=tmp_path, env=session_environ, stdout=subprocess.PIPE, text=True) as launched:
         assert launched.stdout is not None
         lines = [launched.stdout.readline() for _ in range(2)]
-        assert sorted(lines) == ["rank 0 is here\n", "rank 1 is here\n"]
         launched.send_signal(number)
+        assert sorted(lines) == ["rank 0 is here\n", "rank 1 is here\n"]
         launched.wait(30)
     until(lambda: not processes_of(file), 10, lambda: f"left behind: {processes_of(file)}")
     assert launched.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + signal.SIGTERM)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+_LINE_S = 0.5  # for a line to be complete
 
 
 def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
@@ -27,7 +30,7 @@ def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
     if os.fork() == 0:
         os.close(write)
         if os.fork() == 0:  # a grandchild, so that the rank has no child that it knows nothing of
-            _copy(read, [log] if shown is None else [log, shown])
+            _copy(read, log, shown)
         os._exit(0)
     os.wait()
     os.close(read)
@@ -44,15 +47,24 @@ def stop_with_parent(number: int = signal.SIGTERM) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, number)
 
 
-def _copy(source: int, targets: Sequence[int]) -> NoReturn:
-    """Copy to the end, whatever signals the job gets meanwhile."""
+def _copy(source: int, log: int, shown: int | None) -> NoReturn:
+    """Copy to the end, whatever signals the job gets meanwhile. What is shown comes in whole lines, as other ranks
+    write there too; a line that is long in coming is shown as far as it is."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while block := os.read(source, 65536):
-        for target in targets:
-            with contextlib.suppress(OSError):  # a full disk or a closed screen is not the rank's concern
-                os.write(target, block)
-    os._exit(0)
+    rest = b""
+    while True:
+        is_waiting = not select.select([source], [], [], _LINE_S if rest else None)[0]
+        block = b"" if is_waiting else os.read(source, 65536)
+        rest += block
+        cut = len(rest) if not block else max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
+        for target, part in ((log, block), (shown, rest[:cut])):
+            if target is not None:
+                with contextlib.suppress(OSError):  # a full disk or a closed screen is not the rank's concern
+                    os.write(target, part)
+        rest = rest[cut:]
+        if not block and not is_waiting:
+            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _IMAGES_OWN_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "HOME"}  # the host's would 
 _EXECUTABLE = {"apptainer": "apptainer", "singularity": "singularity", "charliecloud": "ch-run"}
 _SIF, _SIF_AT, _SQUASHFS = b"SIF_MAGIC", 32, b"hsqs"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What an image runs by: nothing of the host is put on these, on what holds them, or below the first of them.
+# What an image runs by: nothing of the host is put on it or on what holds it; of programs, nor on a part of it.
 _PROGRAMS = (
     "/bin", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys",
     "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/sbin",
@@ -51,7 +51,7 @@ def render_container(
     inside, are left out of account: they are for another Python.
     """
     binds = [word for bind in all_binds(container, folders, is_own=is_own) for word in ("--bind", bind)]
-    image = str(image_path(container))
+    image = _image_word(container)
     if is_charliecloud(container):
         # It hands on the host's PATH, whose python3 is not the image's; what the image says of its own wins.
         words = [executable(container), f"--set-env=PATH={_PATH}", "--set-env", *container.options, *binds, image, "--"]
@@ -97,6 +97,11 @@ def image_path(container: Container) -> Path:
     return Path(container.cache or ".") / f"{name}-{digits}{ending}"
 
 
+def _image_word(container: Container) -> str:
+    """The image as it is written, where that is a path: not even a slash at its end is lost."""
+    return str(image_path(container)) if container.is_reference else container.image
+
+
 def render_variables(container: Container) -> list[str]:
     """Lines of a job that settle what an image would see otherwise than its host does."""
     lines = ['export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"']  # the home folder may be another one inside
@@ -127,7 +132,7 @@ def needs_words(container: Container) -> list[str]:
 
 def _enter(container: Container) -> list[str]:
     """The words that a user types to run a program in the image, with the folder DIR bound."""
-    image = str(image_path(container))
+    image = _image_word(container)
     if is_charliecloud(container):
         return [executable(container), "--bind", "DIR", image, "--"]
     return [executable(container), "exec", "--bind", "DIR", image]
@@ -189,7 +194,7 @@ def check_binds(container: Container, folders: Iterable[Path]) -> list[str]:
     """What cannot be bound; a line each."""
     automatic = [folder for folder in outermost(folders) if not _is_bound(container, folder)]
     findings = [
-        f"{folder}: would hide the image's own {folder}; put data, store, run and script, and start, in another folder"
+        f"{folder}: would hide the image's own {folder}; use others for data, store, run, script and to start in"
         for folder in automatic
         if is_of_image(folder)
     ]

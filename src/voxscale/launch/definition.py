@@ -222,7 +222,10 @@ def context_of(definition: Path) -> Path:
 
 
 def write_definition(recipe: Recipe, file: Path) -> list[Path]:
-    """Write the definition, and the context that it is built in beside it, where nothing is. Returns what was written."""
+    """Write the definition, and the context that it is built in beside it. Returns what was written.
+
+    Called where neither is there.
+    """
     folder = context_of(file)
     with publish(folder) as temporary:
         temporary.mkdir()

@@ -141,15 +141,15 @@ def _make_targets(container: Container, binds: Sequence[str]) -> None:
     if findings:
         raise ConfigError.from_findings(
             findings,
-            fix=f"copy the image to a folder of yours, cp -r {image} DIR, and make them there; or bind elsewhere",
+            fix=f"copy the image, cp -r {image} DIR, and make them there; or use other folders",
         )
 
 
 def _make_place(image: Path, path: Path, *, is_folder: bool) -> list[str]:
     """Make an empty folder or file in an image if it is not there, and nothing outside; returns what is in the way.
 
-    Charliecloud follows an image's links as the host does, so one to an absolute path leads out of the image: it refuses
-    to bind there.
+    Charliecloud follows an image's links as the host does: one to an absolute path leads out of the image, where it
+    refuses to bind.
     """
     found = f"container.image {image}"
     try:

@@ -35,6 +35,7 @@ from typing import Any
 
 STOPPED = 75  # the exit code of ranks that saved their state and can be continued
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
+_PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
 _FLUSH_S = 5.0  # for the last lines of ranks to reach their logs
 
 
@@ -209,14 +210,20 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
     The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
     """
     received: list[signal.Signals] = []
-    patience = threading.Timer(save_time_s, signal_children, [signal.SIGKILL])
-    patience.daemon = True
+
+    def after(seconds: float, number: int) -> threading.Timer:
+        timer = threading.Timer(seconds, signal_children, [number])
+        timer.daemon = True
+        return timer
+
+    patience = after(save_time_s, signal.SIGKILL)
 
     def pass_on(number: int, frame: Any) -> None:
         received.append(signal.Signals(number))
         if len(received) == 1:
             patience.start()
-        signal_children(signal.SIGTERM if number == signal.SIGINT else number)  # Python answers SIGINT with a traceback
+        told = signal.SIGTERM if number == signal.SIGINT else number  # Python answers SIGINT with a traceback
+        after(_PASS_ON_S, told).start()
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:

@@ -167,32 +167,33 @@ def _checked_output(output: Path) -> str:
 
 
 def _binds(script: Script, root: Path, site: Site, environ: Mapping[str, str]) -> list[Path]:
-    """The folders that the script's processes see in a container: its own, this one, the run's, scratch, and named ones.
+    """The folders that the script's processes see in a container: its own, this one, the run's, scratch, named ones.
 
     What is named but belongs to a system, such as a program, is the image's own.
     """
-    scratch = [Path(Template(site.scratch).safe_substitute(environ)).expanduser()] if site.scratch is not None else []
-    named = [folder for argument in script.arguments for folder in named_folders(argument)]
-    others = [folder for folder in (*scratch, *named) if folder.is_dir() and not is_of_image(folder)]
-    return [script.path.parent, Path.cwd(), root.parent, *others]
+    words = [*script.arguments, *([_filled_in(site.scratch, environ)] if site.scratch is not None else [])]
+    named = [folder for word in words for folder in named_folders(word)]
+    return [script.path.parent, Path.cwd(), root.parent, *(folder for folder in named if not is_of_image(folder))]
 
 
-def named_folders(argument: str) -> list[Path]:
-    """The folders that a script needs to use what an argument names, as PATH or NAME=PATH; links' ends included.
+def _filled_in(folder: str, environ: Mapping[str, str]) -> str:
+    """A folder of the site with variables and ~; those that only nodes have stay as they are."""
+    return os.path.expanduser(Template(folder).safe_substitute(environ))  # noqa: PTH111 that raises for unknown users
 
-    What is not there yet may be about to be made: that takes the nearest folder above it.
+
+def named_folders(word: str) -> list[Path]:
+    """The folders that a script needs to use what a word names, as PATH or NAME=PATH; where links lead included.
+
+    What is not there yet may be about to be made, for which the nearest folder above it is needed.
     """
-    folders = []
-    for text in (argument, argument.partition("=")[2]):
-        named, leads_to = os.path.abspath(text), os.path.realpath(text)
-        if not os.path.lexists(text) and "/" not in text:
-            continue  # a word like any other
-        folders += [_nearest_folder(Path(path)) for path in dict.fromkeys((leads_to, named))]
-    return folders
+    texts = [text for text in (word, word.partition("=")[2]) if "/" in text or os.path.lexists(text)]
+    paths = {os.path.normpath(Path.cwd() / text) for text in texts} | {os.path.realpath(text) for text in texts}
+    return sorted({_nearest_folder(Path(path)) for path in paths})
 
 
 def _nearest_folder(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if os.path.isdir(folder))
+    # Path's own question raises for names that are too long, or in folders of others.
+    return next(folder for folder in (path, *path.parents) if os.path.isdir(folder))  # noqa: PTH112
 
 
 def _described(script: Script, request: Request) -> str:
