@@ -461,3 +461,39 @@ def test_a_site_is_detected_and_checked(idle_slurm: SlurmLab, cli: Cli, tmp_path
     assert len({rank["host"] for rank in checked.json["ranks"]}) == 2
     assert checked.json["all_reduce_gb_s"] > 0.01
     assert "#SBATCH --gres=gpu:a100:1" in (tmp_path / "check" / "launch" / "check.sbatch").read_text()
+
+
+@pytest.mark.cluster
+def test_folds_inside_an_allocation_come_one_by_one(
+    idle_slurm: SlurmLab, write_config: Callable[..., Path], cli: Cli, site: Path, tmp_path: Path
+) -> None:
+    store = {"data__store": str(tmp_path / "store")}
+    config = write_config(data__split={"folds": 2, "test": 0.2}, train__epochs=1, **store)
+    words = [sys.executable, "-m", "voxscale", "train", config, "--folds", "all", "--on", "slurm", "--site", site]
+    words += ["--devices", 1, "--run", tmp_path / "there", "--json"]
+    done = idle_slurm.run("salloc", "-N1", "-c1", *words, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    here = cli("train", config, "--devices", 1, "--folds", "all", "--run", tmp_path / "here", "--json")
+    there = json.loads(done.stdout)
+    assert there["summary"] == here.json["summary"]
+    assert there["test"] == here.json["test"]
+
+
+@pytest.mark.cluster
+def test_an_interrupt_in_a_batch_job_saves_and_leaves_that_job_alone(
+    idle_slurm: SlurmLab, write_config: Callable[..., Path], site: Path, tmp_path: Path
+) -> None:
+    """As in a notebook's job: the allocation is the user's, and nothing of it is queued again."""
+    run = tmp_path / "run"
+    words = [sys.executable, "-m", "voxscale", "train", write_config(**LONG), "--on", "slurm", "--site", site]
+    train = " ".join(map(str, [*words, "--devices", 1, "--run", run]))
+    (tmp_path / "notebook.sh").write_text(
+        f"#!/bin/bash\nSLOW_STEPS=0.2 {train} &\necho $! > pid\nwait $!\necho $? > code\n"
+    )
+    job = idle_slurm.submit("-c1", "--requeue", f"--chdir={tmp_path}", tmp_path / "notebook.sh")
+    await_step(run, 3)
+    idle_slurm.run("srun", f"--jobid={job}", "--overlap", "kill", "-INT", (tmp_path / "pid").read_text().strip())
+    idle_slurm.await_state(job, "COMPLETED", timeout=60)
+    assert (tmp_path / "code").read_text().strip() == "75"
+    assert metrics(run)["state"] == "stopped"
+    assert idle_slurm.show(job)["Restarts"] == "0"

@@ -13,7 +13,8 @@ from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
 from voxscale.files import read_json, remove
 from voxscale.launch.batch import CHECK, finish_words
-from voxscale.launch.cluster_run import check_place, look_at_nodes, make_request, run_on_slurm
+from voxscale.launch.cluster_run import run_on_slurm
+from voxscale.launch.placing import check_place, look_at_nodes, make_request
 from voxscale.launch.sbatch import Job, Placement, Request, job_name, python_words, refuse_unspeakable, render_ranks
 from voxscale.runs import RunFolder
 

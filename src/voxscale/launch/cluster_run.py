@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import Template
 
 from voxscale.config.load import read_config, render_config, with_fold
-from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import Site
 from voxscale.data.build import store_root
 from voxscale.data.formats import find_cases
-from voxscale.errors import BY_CODE, ConfigError, InfrastructureError, VoxscaleError
+from voxscale.errors import BY_CODE, InfrastructureError, VoxscaleError
 from voxscale.files import read_json, write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import (
@@ -35,16 +32,25 @@ from voxscale.launch.batch import (
     train_jobs,
     unfinished_jobs,
 )
-from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
-from voxscale.launch.container import check_container
+from voxscale.launch.cluster import Cluster
 from voxscale.launch.folder import Draft, draft_run, is_prepared, move_aside, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
 from voxscale.launch.local import Evaluation, evaluation_words
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import judge, newest_reports, node_failures, read_failure, read_state, unsaid
+from voxscale.launch.placing import (
+    check_place,
+    is_of_one_node,
+    look_at_nodes,
+    make_request,
+    own_code,
+    with_code,
+    with_scratch,
+    within_limit,
+)
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
-from voxscale.plan.resources import Machine, choose_devices
+from voxscale.plan.resources import Machine
 from voxscale.runs import RunFolder, error_files
 
 
@@ -114,9 +120,7 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], *, detach
     make_images_ready(submission.jobs, place.site, environ)
     _open(submission, environ)
     if submission.allocation is not None:
-        attempt, _ = run_in_allocation(submission.jobs, place.site, environ, submission.allocation)
-        reports = run.logs / f"{submission.allocation.job}-{attempt}"
-        judge_job(run, reports, submission.request)
+        _train_there(submission, submission.allocation, environ)
         return []
     preparing = [job.id for job, _ in unfinished_jobs(run, environ) if job.kind == PREPARE]
     submitted = submit_jobs(submission.jobs, place.site, environ, after=[*place.after, *preparing])
@@ -124,6 +128,32 @@ def train_on_slurm(submission: Submission, environ: Mapping[str, str], *, detach
     if not detach:
         _follow_training(submission, submitted, environ)
     return submitted
+
+
+def _train_there(submission: Submission, allocation: Allocation, environ: Mapping[str, str]) -> None:
+    """Run the jobs of a submission in an allocation; an array has no tasks there, so its folds come one by one."""
+    place, jobs = submission.place, submission.jobs
+    if OPEN in jobs:
+        run_in_allocation({OPEN: jobs[OPEN]}, place.site, environ, allocation)
+        _refuse_unopened(submission)
+    for draft in submission.drafts:
+        if read_state(draft.run) != "done":
+            of_fold = train_jobs(
+                draft.run.root,
+                place.site,
+                submission.request,
+                jobs[TRAIN].binds,
+                opened=True,
+                debug_comm=place.debug_comm,
+            )
+            attempt, _ = run_in_allocation(of_fold, place.site, environ, allocation)
+            judge_job(draft.run, draft.run.logs / f"{allocation.job}-{attempt}", submission.request)
+    if COLLECT in jobs:
+        _, code = run_in_allocation({COLLECT: jobs[COLLECT]}, place.site, environ, allocation)
+        if code != 0:
+            raise InfrastructureError(
+                f"bringing the folds together ended with exit code {code}", fix="see what it said"
+            )
 
 
 def evaluate_on_slurm(
@@ -166,7 +196,7 @@ def run_on_slurm(
     make_images_ready(jobs, place.site, environ)
     if isinstance(nodes_of, Allocation):
         attempt, code = run_in_allocation(jobs, place.site, environ, nodes_of)
-        _judge_reports(run, run.logs / f"{nodes_of.job}-{attempt}", request)
+        _judge_reports(run.logs / f"{nodes_of.job}-{attempt}", request)
         if code != 0:
             raise InfrastructureError(f"ended with exit code {code}", fix="see what it said")
         return []
@@ -176,7 +206,7 @@ def run_on_slurm(
         state = follow(run, submitted, environ)
         reports = newest_reports(run, of_job=submitted[-1].id)
         if reports != run.logs:
-            _judge_reports(run, reports, request)
+            _judge_reports(reports, request)
         if state.state != "COMPLETED":
             raise failure_of(state, run, submitted, environ)
     return submitted
@@ -199,91 +229,12 @@ def prepare_on_slurm(
     return run_on_slurm({PREPARE: prepare_job(root, place.site, binds, words)}, Request(), environ, place, nodes_of)
 
 
-def _judge_reports(run: RunFolder, reports: Path, request: Request) -> None:
+def _judge_reports(reports: Path, request: Request) -> None:
     if not reports.is_dir():
         return  # a job of one process
     failures, otherwise = node_failures(reports), unsaid(reports, request.nodes)
     if failures or otherwise or error_files(reports):
         raise read_failure(reports, failures, otherwise=otherwise)
-
-
-def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
-    """The nodes to choose from: those of the job this shell belongs to, else all that the cluster has."""
-    return Allocation.from_env(environ) or read_cluster(environ)
-
-
-def make_request(place: Placement, batch: int | PerDevice, nodes_of: Cluster | Allocation) -> Request:
-    """How many nodes and devices: as asked for, or as many as the allocation or the partition's nodes have."""
-    site = place.site
-    if isinstance(nodes_of, Allocation):
-        nodes = place.nodes or len(nodes_of.nodes)
-        nodes_of.refuse_more_than(nodes)
-        gpus, most = nodes_of.gpus > 0, nodes_of.gpus or max(1, nodes_of.cpus // site.cpus_per_device)
-        cpus: int | None = nodes_of.cpus
-    else:
-        nodes, gpus, cpus = place.nodes or 1, site.gpus.ask != "none", None
-        most = site.gpus.per_node or nodes_of.devices_per_node(site)
-        if gpus and place.devices.isdigit():
-            most = max(most, int(place.devices))  # whether a node has so many is checked with all else
-    devices, _ = choose_devices(place.devices, Machine(gpus=most if gpus else 0, cpus=most), batch, nodes=nodes)
-    return Request(nodes, devices, gpus=gpus, cpus=cpus)
-
-
-def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:
-    """Refuse what the cluster would refuse, or take and never run; everything at once."""
-    findings = check_container(site.container, binds) if site.container is not None else []
-    if isinstance(nodes_of, Cluster):
-        findings += check_request(nodes_of, site, request)
-        for caution in cautions(nodes_of, site, request):
-            print(f"warning: {caution}", file=sys.stderr)
-    if findings:
-        raise ConfigError.from_findings(findings, fix="change the request or the site's profile")
-
-
-def is_of_one_node(folder: Path) -> bool:
-    """Whether a folder lies where each node usually has a disk or memory of its own."""
-    return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run"))  # noqa: S108
-
-
-def own_code(config: Config) -> list[Path]:
-    """The folder that holds a user's own network, if the config names one."""
-    if not isinstance(config.model, OwnOptions):
-        return []
-    found = importlib.util.find_spec(config.model.name.partition(":")[0].partition(".")[0])
-    if found is None or found.origin is None:
-        return []  # said when the run is opened
-    file = Path(found.origin)
-    return [file.parent.parent if file.name == "__init__.py" else file.parent]
-
-
-def with_code(site: Site, folders: Sequence[Path]) -> Site:
-    """The site with further folders to import from, where the ranks begin elsewhere than the user does: in an image."""
-    if site.container is None or not folders:
-        return site
-    path = ":".join([*map(str, folders), *([site.env["PYTHONPATH"]] if "PYTHONPATH" in site.env else [])])
-    return site.model_copy(update={"env": {**site.env, "PYTHONPATH": path}})
-
-
-def within_limit(site: Site, nodes_of: Cluster | Allocation) -> Site:
-    """The site with its signal within the partition's own time limit, where it states none itself."""
-    if site.time is not None or isinstance(nodes_of, Allocation):
-        return site
-    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.max_time_s) is not None]
-    return site.model_copy(update={"signal_s": max(10, min([site.signal_s, *(limit // 2 for limit in limits)]))})
-
-
-def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:
-    """The config with its store in the site's scratch, unless it says itself where the store is."""
-    if site.scratch is None or config.data.store is not None:
-        return config
-    try:
-        scratch = Template(site.scratch).substitute(environ)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"site scratch {site.scratch}: {error} is not set", fix="set the variable, or state the folder"
-        ) from None
-    store = str(Path(scratch).expanduser() / "voxscale")
-    return config.model_copy(update={"data": config.data.model_copy(update={"store": store})})
 
 
 def announce(submitted: Sequence[Submitted]) -> None:
@@ -321,13 +272,19 @@ def _follow_training(submission: Submission, submitted: Sequence[Submitted], env
     state = follow(run, submitted, environ)
     if state.state == "COMPLETED" or read_state(run) == "done":
         return
-    if OPEN in submission.jobs and run.open_error.exists():
-        error = read_json(run.open_error)
-        raise BY_CODE[error["code"]](error["message"], fix=error["fix"])
+    _refuse_unopened(submission)
     for each in sorted((draft.run for draft in submission.drafts), key=lambda run: read_state(run) != "failed"):
         if read_state(each) != "done" and newest_reports(each) != each.logs:
             _judge_run(each, submission.request, failure_of(state, each, submitted, environ))
     raise failure_of(state, run, submitted, environ)
+
+
+def _refuse_unopened(submission: Submission) -> None:
+    """Raise why the job that was to open the run could not, if it says so."""
+    run = RunFolder(submission.root)
+    if OPEN in submission.jobs and run.open_error.exists():
+        error = read_json(run.open_error)
+        raise BY_CODE[error["code"]](error["message"], fix=error["fix"])
 
 
 def _judge_run(run: RunFolder, request: Request, of_scheduler: VoxscaleError) -> None:

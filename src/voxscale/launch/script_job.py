@@ -18,9 +18,10 @@ from voxscale.files import read_json, remove
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import SCRIPT, Submitted, make_images_ready, submit_jobs
 from voxscale.launch.cluster import Cluster
-from voxscale.launch.cluster_run import announce, check_place, look_at_nodes, make_request
+from voxscale.launch.cluster_run import announce
 from voxscale.launch.container import is_of_image
 from voxscale.launch.follow import failure_of, follow
+from voxscale.launch.placing import check_place, look_at_nodes, make_request
 from voxscale.launch.sbatch import (
     Job,
     Placement,

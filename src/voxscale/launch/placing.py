@@ -1,0 +1,100 @@
+"""Where a job is to run: how many nodes and devices, and whether the cluster or the allocation can give them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from string import Template
+
+from voxscale.config.models import OwnOptions
+from voxscale.config.schema import Config, PerDevice
+from voxscale.config.site import Site
+from voxscale.errors import ConfigError
+from voxscale.launch.allocation import Allocation
+from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
+from voxscale.launch.container import check_container
+from voxscale.launch.sbatch import Placement, Request
+from voxscale.plan.resources import Machine, choose_devices
+
+
+def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
+    """The nodes to choose from: those of the job this shell belongs to, else all that the cluster has."""
+    return Allocation.from_env(environ) or read_cluster(environ)
+
+
+def make_request(place: Placement, batch: int | PerDevice, nodes_of: Cluster | Allocation) -> Request:
+    """How many nodes and devices: as asked for, or as many as the allocation or the partition's nodes have."""
+    site = place.site
+    if isinstance(nodes_of, Allocation):
+        nodes = place.nodes or len(nodes_of.nodes)
+        nodes_of.refuse_more_than(nodes)
+        gpus, most = nodes_of.gpus > 0, nodes_of.gpus or max(1, nodes_of.cpus // site.cpus_per_device)
+        cpus: int | None = nodes_of.cpus
+    else:
+        nodes, gpus, cpus = place.nodes or 1, site.gpus.ask != "none", None
+        most = site.gpus.per_node or nodes_of.devices_per_node(site)
+        if gpus and place.devices.isdigit():
+            most = max(most, int(place.devices))  # whether a node has so many is checked with all else
+    devices, _ = choose_devices(place.devices, Machine(gpus=most if gpus else 0, cpus=most), batch, nodes=nodes)
+    return Request(nodes, devices, gpus=gpus, cpus=cpus)
+
+
+def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:
+    """Refuse what the cluster would refuse, or take and never run; everything at once."""
+    findings = check_container(site.container, binds) if site.container is not None else []
+    if isinstance(nodes_of, Cluster):
+        findings += check_request(nodes_of, site, request)
+        for caution in cautions(nodes_of, site, request):
+            print(f"warning: {caution}", file=sys.stderr)
+    if findings:
+        raise ConfigError.from_findings(findings, fix="change the request or the site's profile")
+
+
+def own_code(config: Config) -> list[Path]:
+    """The folder that holds a user's own network, if the config names one."""
+    if not isinstance(config.model, OwnOptions):
+        return []
+    package = config.model.name.partition(":")[0].partition(".")[0]
+    found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if found is None or found.origin is None:
+        return []  # said when the run is opened
+    file = Path(found.origin)
+    return [file.parent.parent if file.name == "__init__.py" else file.parent]
+
+
+def with_code(site: Site, folders: Sequence[Path]) -> Site:
+    """The site with further folders to import from, where the ranks begin elsewhere than the user does: in an image."""
+    if site.container is None or not folders:
+        return site
+    path = ":".join([*map(str, folders), *([site.env["PYTHONPATH"]] if "PYTHONPATH" in site.env else [])])
+    return site.model_copy(update={"env": {**site.env, "PYTHONPATH": path}})
+
+
+def within_limit(site: Site, nodes_of: Cluster | Allocation) -> Site:
+    """The site with its signal within the partition's own time limit, where it states none itself."""
+    if site.time is not None or isinstance(nodes_of, Allocation):
+        return site
+    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.max_time_s) is not None]
+    return site.model_copy(update={"signal_s": max(10, min([site.signal_s, *(limit // 2 for limit in limits)]))})
+
+
+def is_of_one_node(folder: Path) -> bool:
+    """Whether a folder lies where each node usually has a disk or memory of its own."""
+    return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run"))  # noqa: S108
+
+
+def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:
+    """The config with its store in the site's scratch, unless it says itself where the store is."""
+    if site.scratch is None or config.data.store is not None:
+        return config
+    try:
+        scratch = Template(site.scratch).substitute(environ)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"site scratch {site.scratch}: {error} is not set", fix="set the variable, or state the folder"
+        ) from None
+    store = str(Path(os.path.expanduser(scratch)) / "voxscale")  # noqa: PTH111 raises nothing
+    return config.model_copy(update={"data": config.data.model_copy(update={"store": store})})
