@@ -248,6 +248,7 @@ def output(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.glob("*.out"))
 
 
+@pytest.mark.cluster
 def test_a_requeued_job_on_one_node_continues(idle_slurm: SlurmLab, run_python: RunPython, tmp_path: Path) -> None:
     job = submit(idle_slurm, "4_one_node.sbatch", tmp_path, 12, 1)
     snapshot = tmp_path / f"ladder-4.{job}.pt"
@@ -267,7 +268,9 @@ def test_a_requeued_job_on_one_node_continues(idle_slurm: SlurmLab, run_python: 
     )
 
 
-@pytest.mark.parametrize("rung", ["5_two_by_two.sbatch", "6_four_by_one.sbatch"])
+@pytest.mark.parametrize(
+    "rung", ["5_two_by_two.sbatch", pytest.param("6_four_by_one.sbatch", marks=pytest.mark.cluster)]
+)
 def test_jobs_on_many_nodes_train_the_same(idle_slurm: SlurmLab, tmp_path: Path, straight: Straight, rung: str) -> None:
     job = submit(idle_slurm, rung, tmp_path, 3, 2)
     state = idle_slurm.await_state(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)

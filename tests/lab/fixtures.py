@@ -51,3 +51,11 @@ def charliecloud() -> Path:
 @pytest.fixture(scope="session")
 def apptainer(image_folder: Path) -> Apptainer:
     return Apptainer(containers.apptainer_program(), containers.apptainer_image(), image_folder)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on the cluster is marked so."""
+    for item in items:
+        if {"slurm", "idle_slurm"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slurm")

@@ -417,6 +417,7 @@ def test_no_slurm_on_this_machine(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cluster
 def test_the_job_file_runs_by_hand(
     on_slurm: Callable[..., Finished],
     idle_slurm: SlurmLab,

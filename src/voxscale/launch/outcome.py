@@ -106,7 +106,9 @@ def _arrived(reports: Path, index: int) -> bool:
 
 
 def _node(reports: Path, end: Path) -> str:
-    return str(read_json(reports / end.name.replace(".end", ""))["node"])
+    """The node that left word of its end; one that was stopped early may not have said its name."""
+    arrival = reports / end.name.replace(".end", "")
+    return str(read_json(arrival)["node"]) if arrival.exists() else end.name.partition(".")[0]
 
 
 def _record_failure(run: RunFolder, world_size: int) -> None:
