@@ -155,11 +155,6 @@ class SlurmLab:
         until(lambda: self.state(job) in states, timeout, lambda: f"job {job} is {self.state(job)}, not {states}")
         return self.state(job)
 
-    def start_now(self, job: int) -> None:
-        """Spare a requeued job its wait of six seconds, which SLURM's shortest credential lifetime asks for."""
-        self.await_state(job, "PENDING")
-        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-
     def node_state(self, name: str) -> str:
         """`idle`, `allocated`, `down*` …: the star means that the node does not answer."""
         return self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T").stdout.split()[0]

@@ -75,8 +75,7 @@ def test_a_requeued_job_runs_again(idle_slurm: SlurmLab, tmp_path: Path) -> None
     job = idle_slurm.submit("--requeue", "-N2", "--open-mode=append", f"--output={out}", f"--wrap={script}")
     until(lambda: out.exists() and "run 0" in out.read_text(), 10, lambda: idle_slurm.state(job))
     idle_slurm.run("scontrol", "requeue", job)
-    idle_slurm.start_now(job)
-    until(lambda: "run 1" in out.read_text(), 15, lambda: f"{idle_slurm.state(job)}: {out.read_text()}")
+    until(lambda: "run 1" in out.read_text(), 30, lambda: f"{idle_slurm.state(job)}: {out.read_text()}")
 
 
 def test_main_takes_the_nodes_of_preempt(idle_slurm: SlurmLab, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lab.slurm import SlurmLab
 from voxscale.config.load import check_section
-from voxscale.config.site import Site, seconds_of
+from voxscale.config.site import Gpus, Site, seconds_of
 from voxscale.errors import InfrastructureError
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.detect import detect_site, make_site
@@ -193,10 +193,12 @@ def test_real_reservations_and_drained_nodes(slurm: SlurmLab, environ: dict[str,
     ]
     slurm.run("scontrol", "update", "nodename=node2", "state=drain", "reason=State=UP and well")
     try:
-        (caution,) = cautions(read_cluster(environ), Site(), Request(4))
+        without_gpus, caution = cautions(read_cluster(environ), Site(), Request(4))
     finally:
         slurm.run("scontrol", "update", "nodename=node2", "state=resume")
     assert "node2 (IDLE+DRAIN)" in caution
+    assert "gpus.ask is none though nodes have GPUs" in without_gpus
+    assert not cautions(read_cluster(environ), Site(gpus=Gpus(ask="gres")), Request(4, gpus=True))
 
 
 def test_a_site_is_detected_that_its_cluster_takes(slurm: SlurmLab, environ: dict[str, str], tmp_path: Path) -> None:

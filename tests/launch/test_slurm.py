@@ -180,7 +180,6 @@ def test_requeued_by_hand_equals_undisturbed(
     assert (listed[str(run)]["state"], listed[str(run)]["job"]) == ("running", last_job(run))
     idle_slurm.run("scontrol", "requeue", last_job(run))
     idle_slurm.await_state(last_job(run), "PENDING")
-    idle_slurm.start_now(last_job(run))
     idle_slurm.await_state(last_job(run), "COMPLETED", timeout=90)
     assert_same_model(run, undisturbed(2))
     assert {path.name for path in run.glob(f"logs/{last_job(run)}-*")} == {f"{last_job(run)}-{n}" for n in (0, 1)}
