@@ -20,8 +20,8 @@ check: setup  ## lint, format, types, layers
 test: check  ## all checks and all tests but the slow ones of `cluster`
 	$(BIN)/python -m pytest -m 'not cluster'
 
-cluster: setup  ## the full matrix on a real SLURM that is installed and started for it (needs root)
-	$(BIN)/python -m pytest -m 'cluster or slurm'
+cluster: setup  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
+	$(BIN)/python -m pytest -m 'cluster or slurm or ray'
 
 BENCH_DATA ?= data/brats-like
 

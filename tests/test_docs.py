@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +16,13 @@ import pytest
 import yaml
 
 from conftest import RECIPES, REPOSITORY, Cli, Finished
+from lab.conf import Shape
+from lab.containers import Apptainer
 from lab.slurm import SlurmLab
 from voxscale.config.load import make_config, parse_yaml, plain
 from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic import ensure_like
+from voxscale.launch.needs import describe
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
@@ -57,10 +62,11 @@ def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extr
             assert done.code == int(expected or 0), f"{command}\n{done.out}\n{done.err}"
 
 
-def make_brats(folder: Path) -> None:
+def make_brats(folder: Path, *, under: str = ".", cases: int = 2) -> None:
     shutil.copytree(RECIPES, folder / "recipes", dirs_exist_ok=True)
-    ensure_like(folder / "brats", "brats", Synthetic(cases=2, size=(16, 16, 16)))
-    shutil.move(folder / "brats" / "Task01_BrainTumour", folder)
+    ensure_like(folder / "brats", "brats", Synthetic(cases=cases, size=(16, 16, 16)))
+    (folder / under).mkdir(exist_ok=True)
+    shutil.move(folder / "brats" / "Task01_BrainTumour", folder / under)
 
 
 @pytest.mark.ranks
@@ -108,29 +114,118 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
     ]
 
 
-@pytest.mark.slurm
-def test_the_cluster_page_can_be_followed(
-    checkout: Path,
-    idle_slurm: SlurmLab,
-    cli_here: Cli,
-    run_python: Callable[..., Finished],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def cluster_checkout(checkout: Path, idle_slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder on a login node of the lab, with scripts of a user's own."""
     for name, value in idle_slurm.environ.items():
         monkeypatch.setenv(name, value)
     (checkout / "site.yaml").write_text("cpus_per_device: 1\n")
     ladder = REPOSITORY / "examples" / "ladder"
     for name, copy in {"3_torchrun.py": "train.py", "1_single.py": "single.py", "blobs.py": "blobs.py"}.items():
         shutil.copy(ladder / name, checkout / copy)
+    return checkout
+
+
+@pytest.mark.slurm
+def test_the_cluster_takes_what_its_page_submits(cluster_checkout: Path, cli_here: Cli) -> None:
+    """Held against the real cluster, but not run; what waits for an earlier job of the page is left out."""
+    lines = "".join(blocks(REPOSITORY / "docs" / "slurm.md", "bash")).splitlines()
+    tried = [shlex.split(line)[1:] for line in lines if re.match("voxscale (train|launch) .*--on slurm", line)]
+    assert tried
+    for words in tried:
+        done = cli_here(words[0], "--dry-run", *(word for word in words[1:] if word != "--dry-run"))
+        assert (done.code, done.out.startswith("#!/bin/bash")) == (0, True), f"{words}\n{done.out}\n{done.err}"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.cluster
+def test_the_cluster_page_can_be_followed(
+    cluster_checkout: Path, idle_slurm: SlurmLab, cli_here: Cli, run_python: Callable[..., Finished]
+) -> None:
     for block in blocks(REPOSITORY / "docs" / "slurm.md", "bash"):
         follow(block, cli_here, run_python)
-    for job in (
-        job for run in ("later",) for job in json.loads(Path(f"runs/{run}/launch/jobs.json").read_text())["jobs"]
-    ):
+    for job in json.loads(Path("runs/later/launch/jobs.json").read_text())["jobs"]:
         idle_slurm.await_state(job["id"], "COMPLETED", timeout=60)
     states = {Path(row["run"]).name: row["state"] for row in cli_here("runs", "--json").json["runs"]}
     assert states == dict.fromkeys(("two-nodes", "later", "train", "train-2", "single"), "done")
     assert Path("runs/later/evaluations/test/cases.csv").exists()
+
+
+@pytest.mark.cluster
+def test_the_page_of_sites_can_be_followed(
+    checkout: Path, idle_slurm: SlurmLab, cli_here: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Palmetto's job is held against a cluster of its shape and not run: it wants V100s, modules and conda."""
+    train, write_and_try = blocks(REPOSITORY / "docs" / "sites.md", "bash")
+    make_brats(checkout, under="data")
+    with SlurmLab(shape=Shape(nodes=2, cpu_nodes=0, cpus=16, memory_mb=64000, gpu_type="v100")) as palmetto:
+        monkeypatch.setenv("SLURM_CONF", palmetto.environ["SLURM_CONF"])
+        done = cli_here(*shlex.split(train)[1:], "--dry-run")
+    assert done.code == 0, done.err
+    assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=v100:2"} <= set(done.out.splitlines())
+
+    monkeypatch.setenv("SLURM_CONF", idle_slurm.environ["SLURM_CONF"])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(checkout / "config"))
+    detect, check = [shlex.split(line, comments=True)[1:] for line in write_and_try.splitlines()]
+    done = cli_here(*detect)
+    assert done.code == 0, done.err
+    assert (checkout / "config" / "voxscale" / "sites" / "mine.yaml").is_file()
+    done = cli_here(*check, "--json")
+    assert done.code == 4, "the lab's GPUs are device files and no more"
+    (finding,) = done.json["findings"]
+    assert "see no GPU" in finding
+    assert len({rank["host"] for rank in done.json["ranks"]}) == 2
+
+
+@pytest.mark.cluster
+def test_the_page_of_containers_can_be_followed(
+    checkout: Path, idle_slurm: SlurmLab, apptainer: Apptainer, cli_here: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the image, the archive and the packages of this machine, on small volumes, and on CPUs."""
+    page = REPOSITORY / "docs" / "containers.md"
+    (site,), (train,) = blocks(page, "yml"), blocks(page, "bash")
+    (checkout / "archive").mkdir()
+    for place, here in {"/shared/images/monai.sif": apptainer.sif, "/archive/scans:": f"{checkout}/archive:"}.items():
+        assert place in site
+        site = site.replace(place, str(here))
+    content = parse_yaml(site, page.name)
+    content["container"]["packages"] = sysconfig.get_path("purelib")
+    sites = checkout / "config" / "voxscale" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "mine.yaml").write_text(yaml.safe_dump({"cpus_per_device": 1, **content}))
+    make_brats(checkout, under="data", cases=10)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(checkout / "config"))
+    monkeypatch.setenv("PATH", f"{apptainer.program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", idle_slurm.environ["SLURM_CONF"])
+    small = [
+        "patches.size=[16,16,16]", "model.channels=[8,16]", "model.blocks_down=[1,1]", "model.blocks_up=[1]",
+        "train.epochs=1", "train.threads=1", "validate.window=[16,16,16]", "track=none",
+    ]  # fmt: skip
+    words = shlex.split(train)[1:]
+    done = cli_here(words[0], words[1], *small, *words[2:], "--run", "runs/inside")
+    assert done.code == 0, done.err
+    assert json.loads(Path("runs/inside/metrics.json").read_text())["world_size"] == 8
+    assert str(apptainer.sif) in Path("runs/inside/launch/job.sbatch").read_text()
+
+
+@pytest.mark.cluster
+def test_the_images_of_the_page_of_containers_are_described(checkout: Path, image_folder: Path, cli_here: Cli) -> None:
+    """Not built: that wants a registry and an index, or wheels of torch and all the rest. launch/test_container.py
+    builds with a small wheel instead, and runs there the command that adds what an image lacks, which is of the
+    page's form."""
+    add, build = blocks(REPOSITORY / "docs" / "containers.md", "sh")
+    fix = describe({"monai>=1.6.1": "not there"}, "apptainer exec --bind DIR IMAGE")["fix"]
+    assert add.strip() in fix
+    Path("wheels").mkdir()
+    Path("wheels/voxscale_stand_in-1-py3-none-any.whl").touch()
+    for number, line in enumerate(build.replace("/shared/base", str(image_folder)).splitlines()):
+        words = [word for word in shlex.split(line, comments=True)[1:] if word != "--no-build"]
+        done = cli_here(*words, "--no-build", "--definition", f"image-{number}")
+        assert done.code == 0, f"{line}\n{done.err}"
+    texts = [Path(f"image-{number}").read_text() for number in range(3)]
+    assert "Bootstrap: docker\nFrom: python:" in texts[0]
+    assert f"Bootstrap: localimage\nFrom: {image_folder}\n" in texts[1]
+    assert "\nFROM python:" in texts[2]
 
 
 def test_the_config_page_lists_every_field_with_its_default() -> None:

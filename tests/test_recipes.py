@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ from voxscale.config.load import plain, read_config
 from voxscale.config.schema import Config, PerDevice, Synthetic
 from voxscale.data.synthetic import ensure_like
 from voxscale.launch.demo import DEMOS, make_plain_demo, read_recipe
+from voxscale.plan.resources import Machine, resolve
+from voxscale.search.samplers import propose
+from voxscale.search.space import check_space, with_params
 
 ALL = sorted(RECIPES.glob("*.yaml"))
 BRATS = ("brats_segresnet", "brats_unet")
+DISTMIS_SEARCHES = ("distmis_search", "distmis_data_parallel")
+ONE_DEVICE = Machine(gpus=0, cpus=1)
 
 
 def recipe(name: str) -> Config:
@@ -110,6 +117,66 @@ def test_distmis_unet_has_the_settings_of_row_1() -> None:
     assert (config.train.epochs, config.train.batch) == (20, PerDevice(per_device=2))
 
 
+@pytest.mark.parametrize("name", DISTMIS_SEARCHES)
+def test_distmis_searches_are_of_distmis_unet(name: str) -> None:
+    searched, alone = plain(recipe(name)), plain(recipe("distmis_unet"))
+    del searched["search"]
+    rate = searched["optimizer"]["lr"]
+    searched["optimizer"]["lr"] = rate["per_device"] if isinstance(rate, dict) else rate
+    assert searched == alone
+
+
+@pytest.mark.parametrize("name", DISTMIS_SEARCHES)
+def test_distmis_searches_try_the_32_settings_of_row_1(name: str) -> None:
+    config = recipe(name)
+    search = config.search
+    assert search is not None
+    assert (search.chosen_sampler, search.num_points, search.scheduler) == ("grid", 32, "none")
+    check_space(config)
+    tried = set()
+    for index in range(32):
+        trial = resolve(with_params(config, propose(search, index, ())), ONE_DEVICE, devices=1)
+        optimizer = trial.optimizer
+        assert (optimizer.name, optimizer.betas[0], trial.search) == ("adam", 0.9, None)
+        tried.add((optimizer.lr, trial.model.norm, optimizer.betas[1], optimizer.amsgrad))
+    rates, norms, betas = (1e-4, 5e-4, 1e-3, 5e-3), ("batch", "group"), (0.99, 0.999)
+    assert tried == set(itertools.product(rates, norms, betas, (True, False)))
+
+
+def test_distmis_search_is_experiment_parallelism() -> None:
+    search = recipe("distmis_search").search
+    assert search is not None
+    assert (search.per_trial.devices, search.max_concurrent) == (1, "auto")
+
+
+def test_distmis_data_parallel_trains_one_setting_after_another_on_all_devices() -> None:
+    config = recipe("distmis_data_parallel")
+    assert config.search is not None
+    assert (config.search.per_trial.devices, config.search.max_concurrent) == ("all", 1)
+    trial = with_params(config, propose(config.search, 0, ()))
+    on_four = resolve(trial, ONE_DEVICE, devices=4)
+    assert on_four.optimizer.lr == 4 * resolve(trial, ONE_DEVICE, devices=1).optimizer.lr
+    assert on_four.train.global_batch == 4 * 2
+
+
+def test_distmis_searchs_other_form_draws_24_learning_rates() -> None:
+    """The command in the recipe's header, as it stands there."""
+    comments = [
+        line[1:].strip() for line in (RECIPES / "distmis_search.yaml").read_text().splitlines() if line[:1] == "#"
+    ]
+    commands = "\n".join(comments).replace("\\\n", " ").splitlines()
+    (command,) = [line for line in commands if "search.space" in line]
+    verb, path, *words = shlex.split(command)[1:]
+    assert (verb, path) == ("search", "recipes/distmis_search.yaml")
+    config = read_config(RECIPES / "distmis_search.yaml", [word for word in words if "=" in word])
+    search = config.search
+    assert search is not None
+    assert (search.chosen_sampler, search.num_points, search.per_trial.devices) == ("random", 24, 1)
+    check_space(config)
+    drawn = {propose(search, index, ())["optimizer.lr"] for index in range(24)}
+    assert len(drawn) == 24 and 1e-4 <= min(drawn) < 1e-3 < max(drawn) <= 1e-2
+
+
 # What the recipes keep on tiny data: everything but sizes, so one epoch goes through all of their parts.
 TINY = {
     "synthetic_unet": (
@@ -138,7 +205,7 @@ TINY = {
         "train.epochs=1",
         "validate.window=[16, 16, 32]",
     ),
-    "distmis_unet": ("model.channels=[4, 8]", "train.epochs=1"),
+    **dict.fromkeys(("distmis_unet", *DISTMIS_SEARCHES), ("model.channels=[4, 8]", "train.epochs=1")),
 }
 PLAINLY = (
     "train.threads=1",
@@ -147,7 +214,10 @@ PLAINLY = (
     "train.channels_last=false",
     "track=none",
 )
-LIKENESS = {"brats_segresnet": "brats", "brats_unet": "brats", "btcv_unetr": "btcv", "distmis_unet": "distmis"}
+LIKENESS = {
+    **{"brats_segresnet": "brats", "brats_unet": "brats", "btcv_unetr": "btcv"},
+    **dict.fromkeys(("distmis_unet", *DISTMIS_SEARCHES), "distmis"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +242,11 @@ def test_recipe_trains_on_shrunken_sizes(name: str, likenesses: dict[str, Path],
     assert done.code == 0, done.err
     assert done.json["state"] == "done"
     assert done.json["best"] is not None, "validated although the epochs are fewer than the interval"
-    asked, used = recipe(name), yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    asked = resolve(recipe(name), ONE_DEVICE, devices=1)
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     for section in ("loss", "optimizer", "schedule"):
         assert used[section] == plain(asked)[section]
-    assert used["train"]["batch"] == getattr(asked.train.batch, "per_device", asked.train.batch)
+    assert used["train"]["batch"] == asked.train.global_batch
 
 
 def test_regions_are_scored_by_name(likenesses: dict[str, Path], cli_here: Cli, tmp_path: Path) -> None:

@@ -12,4 +12,4 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
   apt-get update -qq && apt-get install -y -qq python3-venv
 fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'

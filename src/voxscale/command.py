@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -59,6 +60,10 @@ def run_verb(app: Callable[..., Any]) -> None:
         typer.echo(json.dumps({"error": failure.as_json()}))
     else:
         typer.echo(failure.as_text(), err=True)
+    if failure.is_abrupt:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(failure.exit_code)
     sys.exit(failure.exit_code)
 
 

@@ -15,6 +15,7 @@ class VoxscaleError(Exception):
 
     code = "failed"
     exit_code = 1
+    is_abrupt = False  # a library would hang, or abort, if the process ended in good order
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
@@ -39,6 +40,18 @@ class TrainingError(VoxscaleError):
 
     code = "training"
     exit_code = 1
+
+
+class NotFiniteError(TrainingError):
+    """The loss or the gradient is not a number any more: the same start would come to the same end."""
+
+    code = "not_finite"
+
+
+class OutOfMemoryError(TrainingError):
+    """What was asked for does not fit the device: the same start would come to the same end."""
+
+    code = "out_of_memory"
 
 
 class ConfigError(VoxscaleError):
@@ -71,5 +84,14 @@ class StoppedEarly(VoxscaleError):
 
 BY_CODE: dict[str, type[VoxscaleError]] = {
     kind.code: kind
-    for kind in (VoxscaleError, TrainingError, ConfigError, DataError, InfrastructureError, StoppedEarly)
+    for kind in (
+        VoxscaleError,
+        TrainingError,
+        NotFiniteError,
+        OutOfMemoryError,
+        ConfigError,
+        DataError,
+        InfrastructureError,
+        StoppedEarly,
+    )
 }

@@ -116,6 +116,57 @@ class RunFolder:
         return self.config.is_file()
 
 
+@dataclass(frozen=True)
+class SearchFolder:
+    """One search on disk: its trials are ordinary run folders below it."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The config with its `search` section, every automatic choice settled. With it the folder is a search."""
+        return self.root / "search.yaml"
+
+    @property
+    def asked(self) -> Path:
+        return RunFolder(self.root).asked
+
+    @property
+    def ledger(self) -> Path:
+        """What happened to which trial, one JSON object a line: what a search is continued from."""
+        return self.root / "trials.jsonl"
+
+    @property
+    def table(self) -> Path:
+        return self.root / "trials.csv"
+
+    @property
+    def configurations(self) -> Path:
+        """Mean and deviation over the seeds of each configuration."""
+        return self.root / "configurations.csv"
+
+    @property
+    def best(self) -> Path:
+        """The best trial's config, ready to be trained."""
+        return self.root / "best.yaml"
+
+    @property
+    def split(self) -> Path:
+        """The one split of all trials."""
+        return self.root / "split.csv"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    def trial(self, index: int) -> RunFolder:
+        return RunFolder(self.root / "trials" / f"{index:04d}")
+
+    @property
+    def exists(self) -> bool:
+        return self.config.is_file()
+
+
 def rank_log(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:04d}.log"
 

@@ -268,9 +268,15 @@ def test_a_requeued_job_on_one_node_continues(idle_slurm: SlurmLab, run_python: 
     )
 
 
-@pytest.mark.parametrize(
-    "rung", ["5_two_by_two.sbatch", pytest.param("6_four_by_one.sbatch", marks=pytest.mark.cluster)]
-)
+@pytest.mark.parametrize("rung", sorted(path.name for path in LADDER.glob("*.sbatch")))
+def test_slurm_takes_the_jobs(slurm: SlurmLab, tmp_path: Path, rung: str) -> None:
+    """Without running them, which takes longer."""
+    assert "to start at" in slurm.run("sbatch", "--test-only", LADDER / rung, 3, 2, cwd=tmp_path).stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("rung", ["5_two_by_two.sbatch", "6_four_by_one.sbatch"])
 def test_jobs_on_many_nodes_train_the_same(idle_slurm: SlurmLab, tmp_path: Path, straight: Straight, rung: str) -> None:
     job = submit(idle_slurm, rung, tmp_path, 3, 2)
     state = idle_slurm.await_state(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)

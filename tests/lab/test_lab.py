@@ -69,6 +69,7 @@ def test_an_ordinary_user_submits(slurm: SlurmLab) -> None:
     assert slurm.run("srun", "id", "-u", user=NOBODY, cwd="/").stdout.strip() == str(NOBODY)
 
 
+@pytest.mark.cluster
 def test_a_requeued_job_runs_again(idle_slurm: SlurmLab, tmp_path: Path) -> None:
     out = tmp_path / "out"
     script = "echo run ${SLURM_RESTART_COUNT:-0}; sleep 60"

@@ -26,6 +26,7 @@ from packaging.version import Version
 from conftest import RECIPES, REPOSITORY, Cli, tiny_config
 from lab.containers import Apptainer
 from lab.slurm import SlurmLab, until
+from lab.trained import LONG
 from voxscale.config.load import check_section
 from voxscale.config.schema import Synthetic
 from voxscale.config.site import Container, Site, read_site
@@ -534,7 +535,12 @@ def probe(cli: Cli, folder: Path, site: Path, environ: dict[str, str], *words: o
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
-    ("runtime", "options"), [("apptainer", ["-eC"]), ("singularity", ["--compat"]), ("charliecloud", [])]
+    ("runtime", "options"),
+    [
+        ("apptainer", ["-eC"]),
+        pytest.param("singularity", ["--compat"], marks=pytest.mark.cluster),
+        ("charliecloud", []),
+    ],
 )
 def test_ranks_see_what_they_need(
     place: Callable[..., Any],
@@ -579,7 +585,7 @@ def test_ranks_see_what_they_need(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("runtime", ["apptainer", "charliecloud"])
+@pytest.mark.parametrize("runtime", [pytest.param("apptainer", marks=pytest.mark.cluster), "charliecloud"])
 def test_an_ordinary_user_is_the_same_inside(place: Callable[..., Any], slurm: SlurmLab, runtime: str) -> None:
     """With the system's Python, which every user may run."""
     folder = Path(tempfile.mkdtemp(prefix="voxscale-nobody-"))
@@ -644,17 +650,23 @@ def test_where_the_runtime_is_not_here_the_job_says_it(
 
 
 @pytest.mark.slurm
+@pytest.mark.parametrize("runtime", ["charliecloud", pytest.param("apptainer", marks=pytest.mark.cluster)])
 def test_two_nodes_train_as_they_do_without_a_container(
-    place: Callable[..., Any], cli: Cli, tiny: Path, tmp_path: Path
+    place: Callable[..., Any],
+    cli: Cli,
+    undisturbed: Callable[[int], Path],
+    networks_folder: Path,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    runtime: str,
 ) -> None:
-    site, environ = place("charliecloud")
-    words = ["--on", "slurm", "--nodes", 2, "--devices", 1]
-    done = cli("train", tiny, *words, "--site", site, "--run", tmp_path / "inside", env=environ)
+    """With a network of the user's own, whose folder is bound too."""
+    site, environ = place(runtime)
+    words = ["--on", "slurm", "--nodes", 2, "--devices", 1, "--site", site, "--run", tmp_path / "inside"]
+    own = {**environ, "PYTHONPATH": str(networks_folder)}
+    done = cli("train", write_config(**LONG), *words, env=own)
     assert done.code == 0, done.err
-    (tmp_path / "bare.yaml").write_text("cpus_per_device: 1\nsignal_s: 40\n")
-    done = cli("train", tiny, *words, "--site", tmp_path / "bare.yaml", "--run", tmp_path / "outside", env=environ)
-    assert done.code == 0, done.err
-    tables = [(tmp_path / name / "cases.csv").read_text() for name in ("inside", "outside")]
+    tables = [(run / "cases.csv").read_text() for run in (tmp_path / "inside", undisturbed(2))]
     assert tables[0] == tables[1]
 
 

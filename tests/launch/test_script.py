@@ -355,7 +355,7 @@ def test_two_nodes_with_two_ranks_each(
     assert len(list((tmp_path / "runs" / "tell" / "logs").glob("*-0/rank-*.log"))) == 4
 
 
-@pytest.mark.slurm
+@pytest.mark.cluster
 def test_a_failing_rank_fails_the_job(
     on_slurm: Callable[..., Finished], slurm: SlurmLab, tmp_path: Path, script: Callable[..., Path]
 ) -> None:

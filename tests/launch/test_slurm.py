@@ -4,67 +4,38 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from conftest import Cli, Finished, tiny_config
+from conftest import Cli, Finished
 from lab.slurm import SlurmLab, until
+from lab.terminal import CTRL_C, Terminal
+from lab.trained import LONG, NUM_STEPS, SLOW
 from voxscale.train.events import read_events
 
 pytestmark = pytest.mark.slurm
 
-LONG = {"train__epochs": 12, "validate__every": 6, "model": {"name": "networks:build_slow"}}
+SHORT: dict[str, Any] = {"train__epochs": 1, "model": {"name": "networks:build_slow"}}
+BAR = rf"steps [^\r\n]* (\d+)/{NUM_STEPS} "
 NODES = [f"node{number}" for number in range(1, 5)]
-NUM_STEPS = 60
-SLOW = {"SLOW_STEPS": "0.1"}
-NETWORKS = """
-import os
-import time
-
-import torch
-
-
-class Slow(torch.nn.Conv3d):
-    def forward(self, image):
-        time.sleep(float(os.environ.get("SLOW_STEPS", 0)))  # so that there is time to disturb a run
-        return super().forward(image)
-
-
-class Broken(torch.nn.Conv3d):
-    def forward(self, image):
-        if os.environ.get("RANK") == "1":
-            raise ValueError("rank one has had enough")
-        return super().forward(image)
-
-
-def build_slow(in_channels, out_channels):
-    return Slow(in_channels, out_channels, 3, padding=1)
-
-
-def build_broken(in_channels, out_channels):
-    return Broken(in_channels, out_channels, 1)
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("networks")
-    (folder / "networks.py").write_text(NETWORKS)
+def networks(networks_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(networks_folder))
+        patch.syspath_prepend(networks_folder)
         yield
 
 
@@ -76,28 +47,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_slurm(idle_slurm: SlurmLab, cli: Cli, site: Path) -> Callable[..., Finished]:
+def environ(idle_slurm: SlurmLab, networks_folder: Path) -> dict[str, str]:
+    return {**idle_slurm.environ, "PYTHONPATH": str(networks_folder)}
+
+
+@pytest.fixture
+def on_slurm(cli: Cli, site: Path, environ: dict[str, str]) -> Callable[..., Finished]:
     """Run a verb with `--on slurm`."""
 
     def run(verb: str, *words: object, env: dict[str, str] | None = None) -> Finished:
-        environ = {**idle_slurm.environ, "PYTHONPATH": os.environ["PYTHONPATH"], **(env or {})}
-        return cli(verb, *words, "--on", "slurm", "--site", site, env=environ)
+        return cli(verb, *words, "--on", "slurm", "--site", site, env={**environ, **(env or {})})
 
     return run
 
 
-@pytest.fixture(scope="module")
-def undisturbed(cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The long run on this machine with so many ranks, trained once."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "long.yaml").write_text(yaml.safe_dump(tiny_config(dataset, **LONG)))
+@pytest.fixture
+def on_terminal(
+    site: Path, environ: dict[str, str], session_environ: dict[str, str]
+) -> Callable[..., AbstractContextManager[Terminal]]:
+    """Run `voxscale VERB` with `--on slurm` on a terminal."""
 
-    @cache
-    def run(ranks: int) -> Path:
-        root = folder / f"on-{ranks}"
-        done = cli_here("train", folder / "long.yaml", "--devices", ranks, "--run", root)
-        assert done.code == 0, done.err
-        return root
+    def run(verb: str, *words: object, env: dict[str, str] | None = None) -> Terminal:
+        command = [sys.executable, "-m", "voxscale", verb, *words, "--on", "slurm", "--site", site]
+        return Terminal(*command, env={**session_environ, **environ, **(env or {})})
 
     return run
 
@@ -129,6 +101,13 @@ def assert_same_model(run: Path, reference: Path) -> None:
     assert stream(run) == stream(reference)
 
 
+@contextmanager
+def meanwhile(work: Callable[..., Finished], *words: object) -> Iterator[Future[Finished]]:
+    """Do the work beside the block's own; it is done when the block ends."""
+    with ThreadPoolExecutor(1) as threads:
+        yield threads.submit(work, *words)
+
+
 WORLDS = [
     (2, 2),
     *(pytest.param(*world, marks=pytest.mark.cluster) for world in ((1, 1), (1, 2), (2, 1), (4, 1))),
@@ -145,12 +124,15 @@ def test_the_same_model_as_on_one_machine(
     devices: int,
 ) -> None:
     run = tmp_path / "run"
-    done = on_slurm("train", write_config(**LONG), "--nodes", nodes, "--devices", devices, "--run", run, "--json")
+    words = ["train", write_config(**LONG), "--nodes", nodes, "--devices", devices, "--run", run, "--json"]
+    with meanwhile(on_slurm, *words) as there:
+        here = undisturbed(nodes * devices)
+    done = there.result()
     assert done.code == 0, done.err
     assert done.json["world_size"] == nodes * devices
-    assert_same_model(run, undisturbed(nodes * devices))
+    assert_same_model(run, here)
     assert f"job {last_job(run)} (train): running on node" in done.err
-    assert "epoch 12/12" in done.err, "the log is followed"
+    assert "epoch 4/4" in done.err, "the log is followed"
     hosts = {json.loads(path.read_text())["host"] for path in run.glob("logs/*-0/node-000?.json")}
     assert len(hosts) == nodes
     assert len(list(run.glob("logs/*-0/rank-*.log"))) == nodes * devices
@@ -180,8 +162,9 @@ def test_requeued_by_hand_equals_undisturbed(
     assert (listed[str(run)]["state"], listed[str(run)]["job"]) == ("running", last_job(run))
     idle_slurm.run("scontrol", "requeue", last_job(run))
     idle_slurm.await_state(last_job(run), "PENDING")
-    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=90)
-    assert_same_model(run, undisturbed(2))
+    here = undisturbed(2)  # while it waits
+    idle_slurm.await_state(last_job(run), "COMPLETED", timeout=150)
+    assert_same_model(run, here)
     assert {path.name for path in run.glob(f"logs/{last_job(run)}-*")} == {f"{last_job(run)}-{n}" for n in (0, 1)}
     assert "resume" in (run / "events.jsonl").read_text()
 
@@ -197,7 +180,7 @@ def test_the_time_limit_is_only_a_pause(
     """A minute, signalled half a minute before its end: slowed down, the run needs several such jobs."""
     run = tmp_path / "run"
     words = ["site.time=1", "site.signal_s=30", "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
-    assert on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "0.5"}).code == 0
+    assert on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "1.3"}).code == 0
     idle_slurm.await_state(last_job(run), "COMPLETED", timeout=400)
     assert len(list(run.glob("logs/*-*"))) > 1, "one job was enough"
     assert_same_model(run, undisturbed(2))
@@ -260,8 +243,9 @@ def test_a_failing_rank_is_on_the_screen_at_once(
     assert "rank one has had enough" in listed.out
 
 
-def test_cancel_saves_and_the_run_goes_on(
+def test_left_with_ctrl_c_then_cancelled_it_saves_and_goes_on(
     on_slurm: Callable[..., Finished],
+    on_terminal: Callable[..., AbstractContextManager[Terminal]],
     idle_slurm: SlurmLab,
     undisturbed: Callable[[int], Path],
     write_config: Callable[..., Path],
@@ -269,17 +253,52 @@ def test_cancel_saves_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
     run, config = tmp_path / "run", write_config(**LONG)
-    on_slurm("train", config, "--nodes", 1, "--devices", 2, "--run", run, "--detach", env=SLOW)
-    await_step(run, 3)
+    words = ["train", config, "--nodes", 1, "--devices", 2, "--run", run]
+    with on_terminal(*words, env=SLOW) as screen:
+        first = int(screen.until(BAR)[1])
+        screen.until(BAR.replace(r"(\d+)", rf"(?!{first}/)([1-9]\d*)"))
+        job = last_job(run)
+        screen.type(CTRL_C)
+        screen.until(rf"leave job {job} running, or cancel it\? \[L/c\] ")
+        assert idle_slurm.state(job) == "RUNNING", "nothing happens to it before there is an answer"
+        screen.type("\n")
+        assert screen.wait() == 75
+    assert f"job {job} goes on without being followed" in screen.text
+    shown = [int(step) for step in re.findall(BAR, screen.text)]
+    assert shown == sorted(shown), "the bar goes forward"
+    assert idle_slurm.state(job) == "RUNNING"
     done = cli("cancel", run, env=idle_slurm.environ)
-    assert (done.code, done.out.strip()) == (0, f"cancelled job {last_job(run)} (train)")
-    idle_slurm.await_state(last_job(run), "CANCELLED")
+    assert (done.code, done.out.strip()) == (0, f"cancelled job {job} (train)")
+    idle_slurm.await_state(job, "CANCELLED")
     until(lambda: (run / "metrics.json").exists(), 15, lambda: "the state was not saved")
     assert metrics(run)["state"] == "stopped"
     assert 0 < metrics(run)["steps"] < NUM_STEPS
     assert cli("cancel", run, env=idle_slurm.environ).code == 2, "nothing is left to cancel"
-    assert on_slurm("train", config, "--nodes", 1, "--devices", 2, "--run", run).code == 0
+    assert on_slurm(*words).code == 0
     assert_same_model(run, undisturbed(2))
+
+
+def test_ctrl_c_cancels_what_waits(
+    on_terminal: Callable[..., AbstractContextManager[Terminal]],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    with (
+        idle_slurm.occupy(NODES),
+        on_terminal("train", write_config(**LONG), "--devices", 1, "--run", run) as screen,
+    ):
+        screen.until(r"job \d+ \(train\): pending \(")
+        job = last_job(run)
+        screen.type(CTRL_C)
+        screen.until(rf"leave job {job} running, or cancel it\? \[L/c\] ")
+        screen.type("c\n")
+        assert screen.wait() == 75
+        assert f"job {job} was cancelled" in screen.text
+        assert "Traceback" not in screen.text
+        for submitted in json.loads((run / "launch" / "jobs.json").read_text())["jobs"]:
+            assert idle_slurm.state(submitted["id"]) == "CANCELLED"
 
 
 def test_prepare_train_and_evaluate_hang_together(
@@ -291,11 +310,11 @@ def test_prepare_train_and_evaluate_hang_together(
 ) -> None:
     """Nothing is prepared: one job opens the run, the training waits for it, the evaluation for both."""
     store = tmp_path / "store"
-    run, config = tmp_path / "run", write_config(data__store=str(store))
+    run, config = tmp_path / "run", write_config(data__store=str(store), **SHORT)
     with idle_slurm.occupy(NODES):
         prepared = on_slurm("prepare", config, "--run", run, "--detach", "--json")
         assert prepared.json["state"] == "submitted"
-        started = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run, "--detach", "--json")
+        started = on_slurm("train", config, "--devices", 1, "--run", run, "--detach", "--json")
         assert [job["kind"] for job in started.json["jobs"]] == ["open", "train"]
         opening = started.json["jobs"][0]["id"]
         assert f"afterok:{prepared.json['jobs'][0]['id']}" in idle_slurm.show(opening)["Dependency"]
@@ -327,15 +346,17 @@ def test_a_job_that_cannot_open_its_data_says_so(
 
 
 def test_folds_are_an_array(
-    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], cli: Cli, tmp_path: Path
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], cli_here: Cli, tmp_path: Path
 ) -> None:
     run = tmp_path / "folds"
-    config = write_config(data__split={"folds": 3, "test": 0.2}, train__epochs=1)
-    done = on_slurm("train", config, "--devices", 1, "--folds", "all", "--run", run, "--json")
+    config = write_config(data__split={"folds": 2, "test": 0.2}, **SHORT)
+    words = ["train", config, "--devices", 1, "--folds", "all", "--json", "--run"]
+    with meanwhile(on_slurm, *words, run) as there:
+        here = cli_here(*words, tmp_path / "here")
+    done = there.result()
     assert done.code == 0, done.err
     text = (run / "launch" / "job.sbatch").read_text()
-    assert "#SBATCH --array=1-3" in text
-    here = cli("train", config, "--devices", 1, "--folds", "all", "--run", tmp_path / "here", "--json")
+    assert "#SBATCH --array=1-2" in text
     assert done.json["summary"] == here.json["summary"]
     assert done.json["test"] == here.json["test"]
 
@@ -363,11 +384,20 @@ def test_inside_an_allocation(
 def test_a_shell_of_one_task_does_not_change_the_world(
     idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-m", "voxscale", "train", write_config(train__threads="auto"), "--run", tmp_path / "run"]
+    words = [
+        sys.executable,
+        "-m",
+        "voxscale",
+        "train",
+        write_config(**SHORT, train__threads="auto", train__stop_after={"steps": 1}),
+        "--run",
+        tmp_path / "run",
+    ]
     done = idle_slurm.run(
         "srun", "-n1", "-c2", "env", "SLURM_NTASKS=7", "SLURM_PROCID=3", *words, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 75, done.stderr
+    assert metrics(tmp_path / "run")["steps"] == 1
     assert metrics(tmp_path / "run")["world_size"] == 2, "one process for each CPU of the job"
 
 
@@ -488,7 +518,7 @@ def test_an_interrupt_in_a_batch_job_saves_and_leaves_that_job_alone(
     words = [sys.executable, "-m", "voxscale", "train", write_config(**LONG), "--on", "slurm", "--site", site]
     train = " ".join(map(str, [*words, "--devices", 1, "--run", run]))
     (tmp_path / "notebook.sh").write_text(
-        f"#!/bin/bash\nSLOW_STEPS=0.2 {train} &\necho $! > pid\nwait $!\necho $? > code\n"
+        f"#!/bin/bash\nSLOW_STEPS=0.6 {train} &\necho $! > pid\nwait $!\necho $? > code\n"
     )
     job = idle_slurm.submit("-c1", "--requeue", f"--chdir={tmp_path}", tmp_path / "notebook.sh")
     await_step(run, 3)

@@ -10,6 +10,7 @@ from voxscale.cli.cluster import cancel, runs, sites
 from voxscale.cli.data import doctor, init, prepare, show
 from voxscale.cli.images import image as images
 from voxscale.cli.launching import PASS_ON, launch
+from voxscale.cli.searching import search
 from voxscale.cli.training import demo, evaluate, predict, train
 from voxscale.command import run_verb
 
@@ -39,7 +40,7 @@ def _options(
     return
 
 
-for verb in (demo, init, doctor, show, prepare, train, evaluate, predict):
+for verb in (demo, init, doctor, show, prepare, train, search, evaluate, predict):
     app.command()(verb)
 app.command(context_settings=PASS_ON)(launch)
 app.command()(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,21 @@ from voxscale.command import answer
 
 
 def init(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.", show_default=False),
+    ] = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
+    from_distmis: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON",
+            help="Carry over a config of DistMIS; DATA is then its record files or the Decathlon's task, "
+            "by default data/distmis beside FILE.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -31,6 +44,11 @@ def init(
 
     if out.exists():
         raise ConfigError(f"--out {out}: exists", fix="choose another name, or remove it")
+    if from_distmis is not None:
+        _init_from_distmis(from_distmis, data, overrides or [], out, as_json=as_json)
+        return
+    if data is None:
+        raise ConfigError("init: found no DATA", fix="give the data, or a config of DistMIS with --from-distmis")
     config = config_or_data(data, overrides, os.environ)
     write_text(out, render_config(config))
     found = {"format": config.data.format, "source": config.data.source, "patch": config.patches.size}
@@ -39,6 +57,35 @@ def init(
         {"config": str(out), **found},
         f"found {found['format']} data; wrote {out}; train with: voxscale train {out}",
     )
+
+
+def _init_from_distmis(given: Path, data: Path | None, overrides: list[str], out: Path, *, as_json: bool) -> None:
+    """Write the config, say on standard error what is left behind, and name the command that runs it."""
+    from voxscale.config.distmis import carry_over
+    from voxscale.config.load import make_config, render_config
+    from voxscale.errors import ConfigError
+    from voxscale.files import write_text
+    from voxscale.launch.demo import read_recipe
+
+    if data is not None and "=" in str(data) and not data.exists():  # no DATA, and this is the first override
+        data, overrides = None, [str(data), *overrides]
+    try:
+        text = given.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(
+            f"--from-distmis {given}: cannot be read: {why}", fix="give a config.json of DistMIS"
+        ) from None
+    decathlon = data is not None and (data.suffix == ".tar" or (data / "dataset.json").is_file())
+    carried = carry_over(text, str(given), read_recipe, decathlon=decathlon)
+    carried.fields["data"]["source"] = str(data.resolve()) if data is not None else "data/distmis"
+    config = make_config(carried.fields, overrides, name=str(given), base=out.parent)
+    write_text(out, render_config(config))
+    command = shlex.join(["voxscale", carried.verb, str(out), *carried.place])
+    for line in [] if as_json else carried.left:
+        typer.echo(f"not carried over: {line}", err=True)
+    content = {"config": str(out), "source": config.data.source, "command": command}
+    answer(as_json, {**content, "not_carried_over": carried.left}, f"wrote {out}; run it with: {command}")
 
 
 def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from voxscale.cli.options import After, Debug, DebugComm, Detach, Devices, Json, Nodes, SiteName, Where
+from voxscale.cli.options import After, Anywhere, Debug, DebugComm, Detach, Devices, Json, Nodes, RayAddress, SiteName
 from voxscale.command import answer
 
 PASS_ON = {"ignore_unknown_options": True}  # they are the script's
@@ -20,10 +20,15 @@ def launch(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENTS", help="The script's own, options included.")
     ] = None,
-    on: Where = "local",
+    on: Anywhere = "local",
     nodes: Nodes = None,
     devices: Devices = "auto",
+    address: RayAddress = None,
     plain: Annotated[bool, typer.Option("--plain", help="Run it once, without torchrun.")] = False,
+    with_ray: Annotated[
+        bool,
+        typer.Option("--with-ray", help="In a job: run it once, with RAY_ADDRESS of a Ray cluster over all its nodes."),
+    ] = False,
     python: Annotated[
         str | None,
         typer.Option(metavar="PYTHON", help="The interpreter; default: the site's, or this one.", show_default=False),
@@ -59,7 +64,9 @@ def launch(
     """
     from voxscale.errors import ConfigError
     from voxscale.files import read_json
-    from voxscale.launch.given import apart_from_site, placed
+    from voxscale.launch.given import apart_from_site, placed, placed_on_ray
+    from voxscale.launch.ray_job import refuse_with_ray
+    from voxscale.launch.ray_run import launch_on_ray
     from voxscale.launch.sbatch import render_sbatch
     from voxscale.launch.script import choose_folder, command_here, launch_here, make_script
     from voxscale.launch.script_job import draft_script_job, launch_on_slurm
@@ -67,11 +74,16 @@ def launch(
     others, of_site = apart_from_site(settings)
     if others:
         raise ConfigError(f"--set {others[0]}: expected site.KEY=VALUE", fix="give the script's arguments after SCRIPT")
+    if with_ray:
+        refuse_with_ray(on=on, plain=plain)
     given = make_script(script, arguments or (), plain=plain, nodes=nodes, python=python, output=output)
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
+    on_ray = placed_on_ray(
+        on, address, nodes, devices, site, debug_comm=debug_comm, after=after, detach=detach, dry_run=dry_run
+    )
     root = choose_folder(run, given)
     if place is not None:
-        draft = draft_script_job(given, root, os.environ, place)
+        draft = draft_script_job(given, root, os.environ, place, with_ray=with_ray)
         if dry_run:
             text = render_sbatch(draft.job, draft.site)
             answer(as_json, {"run": str(root), "jobs": [(draft.job.purpose, text)]}, text)
@@ -81,6 +93,8 @@ def launch(
             content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
             return
+    elif on_ray is not None:
+        launch_on_ray(given, root, os.environ, on_ray, as_json=as_json)
     elif dry_run:
         _, words, added = command_here(given, root, os.environ, devices=devices, debug_comm=debug_comm)
         text = " ".join([*(f"{name}={value}" for name, value in added.items()), shlex.join(words)])

@@ -17,6 +17,16 @@ Devices = Annotated[
     str, typer.Option(metavar="N", help="Devices on each node; auto: all GPUs, or one process per CPU.")
 ]
 Where = Annotated[Literal["local", "slurm"], typer.Option(help="Where to run.")]
+Anywhere = Annotated[Literal["local", "slurm", "ray"], typer.Option(help="Where to run.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="A Ray cluster that is there; default: RAY_ADDRESS, or one is started here.",
+        show_default=False,
+    ),
+]
 Nodes = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Nodes; default: 1, or all of this shell's job.", show_default=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ import typer
 
 from voxscale.cli.options import (
     After,
+    Anywhere,
     ConfigPath,
     Debug,
     DebugComm,
@@ -21,6 +23,7 @@ from voxscale.cli.options import (
     Mirror,
     Nodes,
     Overrides,
+    RayAddress,
     RunPath,
     SiteName,
     Where,
@@ -73,10 +76,11 @@ def demo(
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    on: Where = "local",
+    on: Anywhere = "local",
     nodes: Nodes = None,
     devices: Devices = "auto",
     site: SiteName = None,
+    address: RayAddress = None,
     run: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run folder; default: runs/ and the config's name.")
     ] = None,
@@ -98,17 +102,22 @@ def train(
     """Train, or continue an unfinished run.
 
     A data folder in place of CONFIG is init and train in one. On a cluster the job is checked, submitted and followed;
-    inside an allocation it runs there.
+    inside an allocation it runs there. On Ray it runs on the cluster that is there, or on one started here.
     """
     from voxscale.files import read_json
     from voxscale.launch.folds import fold_commands, train_folds
-    from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
+    from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, placed_on_ray
+    from voxscale.launch.ray_run import train_on_ray
     from voxscale.launch.start import commands_for, train_here
     from voxscale.report.summary import render_folds, render_training
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ)
     root = (run or default_run(config)).resolve()
+    of_jobs = {"after": after, "detach": detach}
+    on_ray = placed_on_ray(
+        on, address, nodes, devices, site, debug_comm=debug_comm, **of_jobs, dry_run=dry_run, no_start=no_start
+    )
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
@@ -129,10 +138,16 @@ def train(
         text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
         answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
         return
-    elif folds is not None:
-        train_folds(settled, root, os.environ, devices=devices, fresh=fresh)
     else:
-        train_here(settled, root, os.environ, devices=devices, fresh=fresh)
+        train_one = (
+            partial(train_here, environ=os.environ, devices=devices, fresh=fresh)
+            if on_ray is None
+            else partial(train_on_ray, environ=os.environ, place=on_ray, fresh=fresh)
+        )
+        if folds is not None:
+            train_folds(settled, root, os.environ, train_one)
+        else:
+            train_one(settled, root)
     metrics = read_json(root / "metrics.json")
     text = (
         f"{render_folds(metrics)}\nrun folders in {root}" if folds else f"{render_training(metrics)}, run folder {root}"

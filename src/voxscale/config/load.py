@@ -156,7 +156,10 @@ def identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-_FREE_TO_CHANGE = ("loader.", "checkpoint.", "log", "track", "data.store", "train.stop_after", "train.backend")
+_FREE_TO_CHANGE = (
+    *("loader.", "checkpoint.", "log", "track", "data.store"),
+    *("train.devices", "train.stop_after", "train.backend"),
+)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from voxscale.config.base import Fraction, Positive, Section, Size
 from voxscale.config.models import ModelOptions, UNetOptions, size_problems
+from voxscale.config.search import Search
 from voxscale.config.training import (
     AUGMENT_PRESETS,
     AdamWOptions,
@@ -258,6 +268,7 @@ class Train(Section):
     epochs: Positive = 100
     batch: Annotated[Annotated[Batch, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)] = 2
     micro_batch: Positive | None = None
+    devices: Literal["auto"] | Annotated[Positive, Field(le=99_999)] = "auto"
     seed: Seed = 0
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: Literal["auto"] | bool = "auto"
@@ -314,8 +325,14 @@ class Config(Section):
     train: Train = Train()
     validation: Validate = Field(Validate(), alias="validate")
     checkpoint: Checkpoint = Checkpoint()
+    search: Search | None = None
     log: Literal["quiet", "epoch", "step"] = "epoch"
     track: Literal["none", "tensorboard"] = "tensorboard"
+
+    @model_serializer(mode="wrap")
+    def _no_search_unless_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run's config does not name what it has not: neither its text nor its hash depends on that section."""
+        return {name: value for name, value in dump(self).items() if name != "search" or value is not None}
 
     @property
     def can_compile(self) -> bool:

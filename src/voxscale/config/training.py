@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from voxscale.config.base import Fraction, Positive, Section, chosen_by_name
 
@@ -89,25 +98,58 @@ LossOptions = Annotated[
 ]
 
 
-class AdamOptions(Section):
+class RatePerDevice(Section):
+    """The learning rate of one device: over all of them it is as many times as high, as their batch is as large."""
+
+    per_device: Annotated[float, Field(gt=0, le=1e6)]
+
+
+def _rate_kind(value: Any) -> str:
+    return "each" if isinstance(value, dict | RatePerDevice) else "whole"
+
+
+LearningRate = Annotated[
+    Annotated[Rate, Tag("whole")] | Annotated[RatePerDevice, Tag("each")], Discriminator(_rate_kind)
+]
+
+
+class Paced(Section):
+    """What all optimizers share. The field `lr` is held as `rate`, so that who reads `lr` sees a number or nothing."""
+
+    name: str
+    rate: LearningRate = Field(alias="lr")
+
+    @property
+    def lr(self) -> float:
+        """The rate over all ranks; only for a config whose `per_device` has been resolved."""
+        if isinstance(self.rate, RatePerDevice):
+            raise ValueError("optimizer.lr is still per device; resolve the config first")
+        return self.rate
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"lr" if name == "rate" else name: value for name, value in dump(self).items()}
+
+
+class AdamOptions(Paced):
     name: Literal["adam"] = "adam"
-    lr: Rate = 1e-3
+    rate: LearningRate = Field(1e-3, alias="lr")
     betas: tuple[Memory, Memory] = (0.9, 0.999)
     weight_decay: Decay = 0.0
     amsgrad: bool = False
 
 
-class AdamWOptions(Section):
+class AdamWOptions(Paced):
     name: Literal["adamw"] = "adamw"
-    lr: Rate = 1e-4
+    rate: LearningRate = Field(1e-4, alias="lr")
     betas: tuple[Memory, Memory] = (0.9, 0.999)
     weight_decay: Decay = 1e-5
     amsgrad: bool = False
 
 
-class SGDOptions(Section):
+class SGDOptions(Paced):
     name: Literal["sgd"] = "sgd"
-    lr: Rate = 1e-2
+    rate: LearningRate = Field(1e-2, alias="lr")
     momentum: Memory = 0.9
     nesterov: bool = True
     weight_decay: Decay = 0.0
@@ -119,11 +161,11 @@ class SGDOptions(Section):
         return self
 
 
-class NovogradOptions(Section):
+class NovogradOptions(Paced):
     """Adam with one second moment per layer, MONAI's. `averaging` weighs new gradients by 1 - the first beta."""
 
     name: Literal["novograd"] = "novograd"
-    lr: Rate = 1e-4
+    rate: LearningRate = Field(1e-4, alias="lr")
     betas: tuple[Memory, Memory] = (0.9, 0.98)
     weight_decay: Decay = 0.0
     averaging: bool = False

@@ -238,7 +238,7 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
 
 def copy_programs(run: RunFolder, *others: str) -> None:
     """Copy what the nodes of a job run to where they find it, voxscale or not."""
-    for name in ("node.py", "as_rank.py", *others):
+    for name in ("node.py", "ray_node.py", "as_rank.py", *others):
         write_text(run.launch / name, files("voxscale.launch").joinpath(name).read_text())
 
 

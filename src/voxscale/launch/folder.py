@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,10 @@ class OpenedRun:
     is_done: bool
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def draft_run(
     config: Config, root: Path, machine: Machine, *, devices: str, nodes: int = 1, fresh: bool = False
 ) -> Draft:
@@ -67,12 +71,13 @@ def draft_run(
     `machine` is what the run has of each of its nodes. A run that is there is taken up if it holds this very config;
     with `fresh` it is left out of account.
     """
-    run = RunFolder(root)
+    run, config = RunFolder(root), config.model_copy(update={"search": None})  # one run is no search
     refuse_if_live(run)
     if not run.exists and not _is_free(run):
         raise ConfigError(f"--run {run.root}: not a run folder, and not empty", fix="choose a new folder with --run")
     held = _held_config(run, config) if run.exists and not fresh else None
-    count, why = choose_devices(devices, machine, (held or config).train.batch, nodes=nodes)
+    batch, preferred = (held or config).train.batch, config.train.devices
+    count, why = choose_devices(devices, machine, batch, nodes=nodes, preferred=preferred)
     settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count, nodes=nodes)
     split_batch(settled.train.global_batch, nodes * count, settled.train.micro_batch)
     if settled.data.synthetic is None:
@@ -80,14 +85,25 @@ def draft_run(
     return Draft(run, config, settled, count, nodes, why, held=held is not None, fresh=fresh)
 
 
-def open_run(draft: Draft, machine: Machine, environ: Mapping[str, str]) -> OpenedRun:
-    """Find and prepare the data, then write the run folder; one that is there is moved aside, never deleted."""
+def open_run(
+    draft: Draft,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    split: Path | None = None,
+    warn: Callable[[str], None] = _warn,
+) -> OpenedRun:
+    """Find and prepare the data, then write the run folder; one that is there is moved aside, never deleted.
+
+    A file `split` says which cases a new run trains and validates on, rather than its config.
+    """
     run, config = draft.run, draft.config
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
-    cases = read_split(run.split, manifest.cases) if draft.held else split_prepared(manifest.cases, config, store)
+    recorded = run.split if draft.held else split
+    cases = read_split(recorded, manifest.cases) if recorded else split_prepared(manifest.cases, config, store)
     for warning in check_task(config, store, cases):
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(str(warning))
     plan = make_plan(
         config,
         num_train=sum(case.split == TRAIN for case in cases),
@@ -167,7 +183,8 @@ def _held_config(run: RunFolder, asked: Config) -> Config:
 
 def _with_free_fields(held: Config, asked: Config) -> Config:
     """What cannot change the result is taken as asked for."""
-    train = held.train.model_copy(update={"stop_after": asked.train.stop_after, "backend": asked.train.backend})
+    of_train = {name: getattr(asked.train, name) for name in ("devices", "stop_after", "backend")}
+    train = held.train.model_copy(update=of_train)
     data = held.data.model_copy(update={"store": asked.data.store})
     free = {name: getattr(asked, name) for name in ("loader", "checkpoint", "log", "track")}
     return held.model_copy(update={**free, "train": train, "data": data})

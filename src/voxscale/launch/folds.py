@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,18 @@ from voxscale.data.cases import TEST, VAL
 from voxscale.data.split import num_folds, recorded_cases, split_cases
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.files import read_csv, read_json, remove, write_csv, write_json
-from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
+from voxscale.launch.folder import OpenedRun, check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.local import Evaluation, evaluate_local
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.start import commands_for, train_here
+from voxscale.launch.start import commands_for
 from voxscale.runs import RunFolder
 
 _ABOUT_THE_CASE = ("case", "patient", "split", "fold")
 
 
-def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> dict[str, Any]:
+def train_folds(
+    config: Config, root: Path, environ: Mapping[str, str], train_one: Callable[[Config, Path], OpenedRun]
+) -> dict[str, Any]:
     """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
     count = count_folds(config)
     _check_folds(config, count, environ)
@@ -43,7 +45,7 @@ def train_folds(config: Config, root: Path, environ: Mapping[str, str], *, devic
     for fold in range(1, count + 1):
         if config.log != "quiet":
             print(f"fold {fold} of {count}", file=sys.stderr)
-        opened.append(train_here(with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh))
+        opened.append(train_one(with_fold(config, fold), root / f"fold-{fold}"))
     return collect_folds(config, [each.run for each in opened], root, opened[0].devices, environ)
 
 

@@ -40,7 +40,7 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
     Ctrl-C asks whether to leave the jobs or cancel them.
     """
     try:
-        with _display(run) as screen:
+        with display(run) as screen:
             states = _watch(jobs, environ, screen)
     except KeyboardInterrupt:
         raise _leave_or_cancel(run, jobs, environ) from None
@@ -50,7 +50,7 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
 def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen) -> list[JobState]:
     """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
     numbers = [job.id for job in jobs]
-    logs = [_Tail(Path(log)) for job in jobs for log in job.logs]
+    logs = [Tail(Path(log)) for job in jobs for log in job.logs]
     shown: dict[int, str] = {}
     intervals, last_answer = _intervals(), time.monotonic()
     while True:
@@ -69,7 +69,7 @@ def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen
         _show_for(next(intervals), logs, screen)
 
 
-def _show_for(seconds: float, logs: Sequence[_Tail], screen: Screen) -> None:
+def _show_for(seconds: float, logs: Sequence[Tail], screen: Screen) -> None:
     until = time.monotonic() + seconds
     while True:
         for log in logs:
@@ -131,8 +131,8 @@ def _say_once(about: int, text: str, shown: dict[int, str], screen: Screen) -> N
         screen.say(text)
 
 
-class _Tail:
-    """The lines of a file that has not been shown yet; it may not be there at first."""
+class Tail:
+    """The lines of a file that have not been shown yet; it may not be there at first."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._rest = path, 0, b""
@@ -152,7 +152,7 @@ class _Tail:
 
 
 @contextmanager
-def _display(run: RunFolder) -> Iterator[Screen]:
+def display(run: RunFolder) -> Iterator[Screen]:
     """Where lines are shown; on a terminal a bar of the run's steps moves below them."""
     if not is_terminal():
         yield Screen(lambda text: print(text, file=sys.stderr, flush=True), lambda: None)

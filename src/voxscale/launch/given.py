@@ -14,6 +14,7 @@ from voxscale.config.site import read_site
 from voxscale.data.build import default_store
 from voxscale.data.guess import guess_config, is_data
 from voxscale.errors import ConfigError
+from voxscale.launch.ray_run import RayPlacement
 from voxscale.launch.sbatch import Placement
 from voxscale.runs import RunFolder, runs_of
 
@@ -61,13 +62,28 @@ def placed(
     debug_comm: bool = False,
     detach: bool = False,
 ) -> Placement | None:
-    """Where on a cluster to run; None is here."""
+    """Where on a SLURM cluster to run; None is elsewhere."""
+    if on == "ray":
+        return None
     if on == "slurm":
         return Placement(read_site(site, environ, of_site), nodes, devices, tuple(after or ()), debug_comm, detach)
     asked = {"--nodes": (nodes or 1) > 1, "--site": site, "site.…": of_site, "--after": after, "--detach": detach}
     if given := [name for name, value in asked.items() if value]:
         raise ConfigError(f"{', '.join(given)}: this is for a cluster", fix="add --on slurm, or leave it out")
     return None
+
+
+def placed_on_ray(
+    on: str, address: str | None, nodes: int | None, devices: str, site: object, *, debug_comm: bool, **of_jobs: object
+) -> RayPlacement | None:
+    """Where on Ray to run, if that is asked for; `of_jobs` are options that only jobs have."""
+    if on != "ray":
+        if address is not None:
+            raise ConfigError("--address: this is for a Ray cluster", fix="add --on ray, or leave it out")
+        return None
+    if given := [f"--{name.replace('_', '-')}" for name, value in {"site": site, **of_jobs}.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: not for --on ray", fix="leave it out, or use --on slurm")
+    return RayPlacement(address, nodes, devices, debug_comm)
 
 
 def default_run(config: Path) -> Path:

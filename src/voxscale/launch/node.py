@@ -83,11 +83,22 @@ def _numbers(item: str) -> list[str]:
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
-def meet(reports: Path, *, nodes: int, interface: str | None, patience_s: float) -> Place:
-    """Publish that this node has come and wait for the others. Raises naming those that do not come."""
+def meet(
+    reports: Path,
+    *,
+    nodes: int,
+    interface: str | None,
+    patience_s: float,
+    index: int | None = None,
+    hosts: Sequence[str] = (),
+) -> Place:
+    """Publish that this node has come and wait for the others. Raises naming those that do not come.
+
+    Which node this is, and what they are called, is SLURM's word unless it is given.
+    """
     environ = os.environ
-    index = _index()
-    names = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
+    index = slurm_index() if index is None else index
+    names = list(hosts) or expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "")
     names = names if len(names) == nodes else [f"node {number}" for number in range(nodes)]
     peers = [name for number, name in enumerate(names) if number != index]
     address = _address_of(interface) if interface else address_towards(peers)
@@ -304,7 +315,7 @@ def run_node(options: argparse.Namespace) -> int:
     reports: Path = options.reports
     reports.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    index = _index() if options.nodes > 1 else 0
+    index = _index_of(options)
     if index == 0:
         (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
     failures: list[RankFailure] = []
@@ -370,7 +381,14 @@ def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure
     if options.chdir is not None:
         os.chdir(options.chdir)
     if options.nodes > 1:
-        place = meet(reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
+        place = meet(
+            reports,
+            nodes=options.nodes,
+            interface=options.interface,
+            patience_s=options.wait,
+            index=_index_of(options),
+            hosts=options.hosts.split(",") if options.hosts else (),
+        )
     else:
         _write(_arrival(reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
     program = Path(__file__).resolve().with_name("as_rank.py")
@@ -387,8 +405,14 @@ def _start_plain(as_rank: Sequence[str], save_time_s: float) -> tuple[list[RankF
     return ([RankFailure(0, code)] if code else []), received
 
 
-def _index() -> int:
+def slurm_index() -> int:
     return int(os.environ.get("SLURM_NODEID", "0"))
+
+
+def _index_of(options: argparse.Namespace) -> int:
+    if options.nodes == 1:
+        return 0
+    return slurm_index() if options.index is None else int(options.index)
 
 
 def _arrival(reports: Path, index: int) -> Path:
@@ -410,6 +434,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Start the ranks of one node of a job.")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1, help="ranks on this node")
+    parser.add_argument("--index", type=int, help="which of the nodes this is; default: as SLURM says")
+    parser.add_argument("--hosts", help="the nodes' names, with commas; default: as SLURM says")
     parser.add_argument("--reports", type=Path, required=True, help="a folder that all nodes share")
     parser.add_argument("--interface", help="the network interface between the nodes")
     parser.add_argument("--wait", type=float, default=600.0, metavar="S", help="for the other nodes")

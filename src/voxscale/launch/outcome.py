@@ -113,6 +113,8 @@ def _node(reports: Path, end: Path) -> str:
 
 def _record_failure(run: RunFolder, world_size: int) -> None:
     """Write the `metrics.json` that the ranks could not write any more, from their events."""
+    if not run.exists:
+        return  # a search, whose trials say how they ended
     events = read_events(run.events)
     bests = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
     metrics: dict[str, Any] = {

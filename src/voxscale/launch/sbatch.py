@@ -233,11 +233,47 @@ def render_ranks(
 
     `is_own` says that the ranks are voxscale's, so an image has to hold what it needs.
     """
+    each = EachNode(
+        program, (f"--nodes {request.nodes} --devices {request.devices}", *node_options), _AS_TORCHRUN, _STOP_WHEN_TOLD
+    )
+    return render_nodes(
+        run, command, site, request, each, python=python, finish=finish, resumes=resumes, is_own=is_own
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EachNode:
+    """What each node of a job runs: a program of ours, its options as shell text, what is said of it."""
+
+    program: Path
+    options: tuple[str, ...]
+    about: tuple[str, ...]
+    when_told: tuple[str, ...]  # to stop; lines of traps
+
+
+def render_nodes(
+    run: str,
+    command: str,
+    site: Site,
+    request: Request,
+    each: EachNode,
+    *,
+    python: Sequence[str],
+    finish: Sequence[str],
+    resumes: bool = False,
+    is_own: bool = False,
+    saved: str = 'readlink "$run/checkpoints/last"',
+) -> tuple[str, ...]:
+    """The lines of a job that runs one program of ours on each of its nodes, which then runs the command.
+
+    `saved` is shell text: its output changes whenever there is something new to continue from.
+    """
     on_node = "".join(f"{shlex.quote(word)} " for word in _kept(site))
-    options = [f"--nodes {request.nodes} --devices {request.devices}", '--reports "$reports"', *node_options]
+    resources, *others = each.options
+    options = [resources, '--reports "$reports"', *others]
     if site.interface is not None:
         options.append(f"--interface {site.interface}")
-    file = shlex.quote(str(program))
+    file = shlex.quote(str(each.program))
     each_node = f"--nodes={request.nodes} --ntasks={request.nodes} --ntasks-per-node=1"
     return (
         f"run={run}",
@@ -251,12 +287,11 @@ def render_ranks(
         "# Every node has to see what it is to run.",
         f"\"${{on_nodes[@]}}\" bash -c {shlex.quote(_SEES)} check {file} \"${{python[0]}}\" || exit 4",
         "",
-        "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
-        "# port of the first node, under a random name. The output of each rank is kept in $reports.",
+        *each.about,
         f'node=("${{python[@]}}" {file} {" ".join(options)})',
         f"command=({command})",
         "",
-        *(_SAVE_AT_LIMIT if resumes else _STOP_WHEN_TOLD),
+        *(_save_at_limit(saved) if resumes else each.when_told),
         f'"${{on_nodes[@]}}" {on_node}"${{node[@]}}" -- "${{command[@]}}" &',
         "step=$!",
         'while kill -0 "$step" 2>/dev/null; do wait "$step"; done',
@@ -264,31 +299,44 @@ def render_ranks(
         "# How it ended is read from the run folder",
         f'"${{python[@]}}" {" ".join(finish)}',
         "code=$?",
-        *(_QUEUE_AGAIN if resumes and site.requeue else ()),
+        *(_queue_again(saved) if resumes and site.requeue else ()),
         'exit "$code"',
     )  # fmt: skip
 
 
+def _save_at_limit(saved: str) -> tuple[str, ...]:
+    return (
+        *_AT_LIMIT,
+        "limit=ahead",
+        f"saved=$({saved})",
+        'trap \'[ "$limit" = ahead ] && limit=reached; kill -USR1 "$step" 2>/dev/null\' USR1',
+        "trap 'limit=cancelled' TERM",
+    )
+
+
+def _queue_again(saved: str) -> tuple[str, ...]:
+    return (
+        'if [ "$limit" = reached ] && [ "$code" -eq 75 ] && [ -z "${VOXSCALE_ATTEMPT:-}" ]; then',
+        f'  if [ "$({saved})" != "$saved" ]; then scontrol requeue "$SLURM_JOB_ID"',
+        '  else echo "error: nothing new was saved before the time limit, so the job is not queued again" >&2; fi',
+        "fi",
+    )
+
+
+_AT_LIMIT = (
+    "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again. Cancelled,",
+    "# preempted or requeued it gets SIGTERM, as the ranks do: it waits until they have saved; the rest is SLURM's.",
+)
+_AS_TORCHRUN = (
+    "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
+    "# port of the first node, under a random name. The output of each rank is kept in $reports.",
+)
 _SEES = (
     'for file; do command -v "$file" >/dev/null || test -r "$file" || '
     '{ echo "error: $SLURMD_NODENAME does not see $file" >&2; exit 4; }; done'
-)
-_SAVE_AT_LIMIT = (
-    "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again. Cancelled,",
-    "# preempted or requeued it gets SIGTERM, as the ranks do: it waits until they have saved; the rest is SLURM's.",
-    "limit=ahead",
-    'saved=$(readlink "$run/checkpoints/last")',
-    'trap \'[ "$limit" = ahead ] && limit=reached; kill -USR1 "$step" 2>/dev/null\' USR1',
-    "trap 'limit=cancelled' TERM",
 )
 _STOP_WHEN_TOLD = (
     "# Interrupted inside an allocation: srun itself would kill the ranks at once.",
     """trap 'scancel -s TERM "$SLURM_JOB_ID.$(cat "$reports/step")" || kill -TERM "$step"' USR1""",
     "trap : TERM  # the ranks are told by SLURM; wait for them",
-)
-_QUEUE_AGAIN = (
-    'if [ "$limit" = reached ] && [ "$code" -eq 75 ] && [ -z "${VOXSCALE_ATTEMPT:-}" ]; then',
-    '  if [ "$(readlink "$run/checkpoints/last")" != "$saved" ]; then scontrol requeue "$SLURM_JOB_ID"',
-    '  else echo "error: nothing new was saved before the time limit, so the job is not queued again" >&2; fi',
-    "fi",
 )

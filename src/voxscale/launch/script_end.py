@@ -54,7 +54,7 @@ def finish(run: Path, reports: Path) -> dict[str, Any]:
         "state": state,
         "exit_code": failed[0].exit_code if failed else STOPPED if signalled else _NOT_STARTED if failures else 0,
         "wall_s": max((end["wall_s"] for end in ends), default=0.0),
-        "world_size": nodes * int(command["devices"]),
+        "world_size": 1 if command.get("with_ray") else nodes * int(command["devices"]),
         **{name: command[name] for name in ("nodes", "devices", "command")},
         "failures": failures,
         "logs": str(reports),

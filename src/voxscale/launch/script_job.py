@@ -14,7 +14,7 @@ from string import Template
 from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
 from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError, printable
-from voxscale.files import read_json, remove
+from voxscale.files import read_json, remove, write_json
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.batch import SCRIPT, Submitted, make_images_ready, submit_jobs
 from voxscale.launch.cluster import Cluster
@@ -22,6 +22,7 @@ from voxscale.launch.cluster_run import announce
 from voxscale.launch.container import is_of_image
 from voxscale.launch.follow import failure_of, follow
 from voxscale.launch.placing import check_place, look_at_nodes, make_request
+from voxscale.launch.ray_job import check_ray_interpreter, render_with_ray
 from voxscale.launch.sbatch import (
     Job,
     Placement,
@@ -44,10 +45,16 @@ class ScriptJob:
     job: Job
     site: Site
     nodes_of: Cluster | Allocation
+    with_ray: bool = False
 
 
-def draft_script_job(script: Script, root: Path, environ: Mapping[str, str], place: Placement) -> ScriptJob:
-    """Check everything that can be checked before a job waits for hours. Nothing is written."""
+def draft_script_job(
+    script: Script, root: Path, environ: Mapping[str, str], place: Placement, *, with_ray: bool = False
+) -> ScriptJob:
+    """Check everything that can be checked before a job waits for hours. Nothing is written.
+
+    `with_ray` starts the script once, as the driver of a Ray cluster over the job's nodes.
+    """
     refuse_unspeakable(root)
     site, nodes_of = place.site, look_at_nodes(environ)
     if script.plain:
@@ -58,17 +65,18 @@ def draft_script_job(script: Script, root: Path, environ: Mapping[str, str], pla
     binds = _binds(script, root, site, environ) if site.container is not None else []
     check_place(site, request, binds, nodes_of)
     python = python_words(binds, site, gpus=request.gpus, python=script.python, is_own=False)
-    _check_interpreter(script, site, python, environ)
+    _check_interpreter(script, site, python, environ, with_ray=with_ray)
+    how = _described(script, request, with_ray=with_ray)
     job = Job(
         name=job_name(root.name),
-        purpose=f"voxscale: run {printable(script.path.name)} {_described(script, request)}; by hand: sbatch THIS_FILE",
+        purpose=f"voxscale: run {printable(script.path.name)} {how}; by hand: sbatch THIS_FILE",
         folder=root,
         request=request,
-        lines=render_script(script, RunFolder(root), site, request, python),
+        lines=render_script(script, RunFolder(root), site, request, python, with_ray=with_ray),
         debug_comm=place.debug_comm,
         binds=tuple(binds),
     )
-    return ScriptJob(script, job, site, nodes_of)
+    return ScriptJob(script, job, site, nodes_of, with_ray)
 
 
 def launch_on_slurm(
@@ -84,6 +92,8 @@ def launch_on_slurm(
     if draft.script.output is not None:
         draft.script.output.parent.mkdir(parents=True, exist_ok=True)
     write_folder(draft.script, run, on="slurm", request=draft.job.request, python=python)
+    if draft.with_ray:
+        write_json(run.command, {**read_json(run.command), "with_ray": True})
     if isinstance(draft.nodes_of, Allocation):
         with shown(draft.script.output, as_json=as_json):
             run_in_allocation(jobs, draft.site, environ, draft.nodes_of, stdout=None)
@@ -110,24 +120,36 @@ def quote_word(word: str) -> str:
 
 
 def render_script(
-    script: Script, run: RunFolder, site: Site, request: Request, python: Sequence[str]
+    script: Script,
+    run: RunFolder,
+    site: Site,
+    request: Request,
+    python: Sequence[str],
+    *,
+    with_ray: bool = False,
 ) -> tuple[str, ...]:
+    where, command = shlex.quote(str(run.root)), " ".join(map(quote_word, script.words))
+    finish = [shlex.quote(str(end_program(run))), '"$run"', '--reports "$reports"']
+    here = f"--chdir {quote_word(str(Path.cwd()))}"
+    if with_ray:  # which gives each of its tasks threads by the CPUs it asks for
+        return render_with_ray(
+            where, command, site, request, python=python, folder=run, finish=finish, node_options=(here,)
+        )
     threads = max(1, request.cpus // request.devices) if request.cpus else site.cpus_per_device
     own = (
         "# Threads of each rank, unless you have set them",
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
     )
-    here = f"--chdir {quote_word(str(Path.cwd()))}"
     return (
         *(() if script.plain else (*own, "")),
         *render_ranks(
-            shlex.quote(str(run.root)),
-            " ".join(map(quote_word, script.words)),
+            where,
+            command,
             site,
             request,
             python=python,
             program=run.node_program,
-            finish=[shlex.quote(str(end_program(run))), '"$run"', '--reports "$reports"'],
+            finish=finish,
             node_options=("--echo all", here, *(("--plain",) if script.plain else ())),
         ),
     )
@@ -150,13 +172,15 @@ def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitte
         )
 
 
-def _check_interpreter(script: Script, site: Site, python: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse an interpreter without torch, where it can be seen from here; elsewhere the job says so itself."""
+def _check_interpreter(
+    script: Script, site: Site, python: Sequence[str], environ: Mapping[str, str], *, with_ray: bool
+) -> None:
+    """Refuse an interpreter without torch, or Ray, where it can be seen from here; elsewhere the job says so itself."""
     if script.plain or site.container is not None or site.modules or site.conda is not None:
         return
     chosen = f"{site.venv}/bin/python" if site.venv is not None and python[0] == "python" else python[0]
     if shutil.which(chosen) is not None:
-        check_interpreter(chosen, environ)
+        (check_ray_interpreter if with_ray else check_interpreter)(chosen, environ)
 
 
 def _checked_output(output: Path) -> str:
@@ -197,8 +221,10 @@ def _nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if os.path.isdir(folder))  # noqa: PTH112
 
 
-def _described(script: Script, request: Request) -> str:
+def _described(script: Script, request: Request, *, with_ray: bool) -> str:
     if script.plain:
         return "plainly"
+    if with_ray:
+        return f"once, with Ray on {request.nodes} node{'s' if request.nodes > 1 else ''}"
     plurals = ("s" if request.nodes > 1 else "", "s" if request.devices > 1 else "")
     return f"on {request.nodes} node{plurals[0]} × {request.devices} rank{plurals[1]}"

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from voxscale.config.schema import Config, PerDevice
+from voxscale.config.training import RatePerDevice
 from voxscale.errors import ConfigError, InfrastructureError
 
 
@@ -21,13 +22,16 @@ class Machine:
         return "GPU" if self.gpus else "CPU"
 
 
-def choose_devices(asked: str, machine: Machine, batch: int | PerDevice, *, nodes: int = 1) -> tuple[int, str]:
+def choose_devices(
+    asked: str, machine: Machine, batch: int | PerDevice, *, nodes: int = 1, preferred: int | str = "auto"
+) -> tuple[int, str]:
     """Return (devices of each node, why). `auto` takes all GPUs, or one process per CPU, as far as the batch divides.
 
-    `machine` is what the job has of one of its nodes.
+    `machine` is what the job has of one of its nodes. `preferred` is the config's own answer to `auto`, train.devices:
+    so many over all nodes.
     """
     each = f"{nodes} nodes × " if nodes > 1 else ""
-    if asked == "auto":
+    if asked == "auto" and preferred == "auto":
         most = machine.gpus or machine.cpus
         if isinstance(batch, PerDevice):
             return most, f"{each}{most} {_plural(machine.kind, most)}"
@@ -35,12 +39,10 @@ def choose_devices(asked: str, machine: Machine, batch: int | PerDevice, *, node
         left = f" of {most}" if devices < most else ""
         because = f", the most that train.batch {batch} divides over" if devices < most else ""
         return devices, f"{each}{devices}{left} {_plural(machine.kind, most)}{because}"
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):
-        raise ConfigError(f"--devices: found {asked!r}, expected auto or a number from 1", fix="e.g. --devices 2")
-    devices = int(asked)
+    devices, where = _share_out(int(preferred), nodes) if asked == "auto" else _read_count(asked)
     if machine.gpus and devices > machine.gpus:
         raise InfrastructureError(
-            f"--devices {devices}: this machine has {machine.gpus} {_plural('GPU', machine.gpus)} to use",
+            f"{where}: this machine has {machine.gpus} {_plural('GPU', machine.gpus)} to use",
             fix=f"ask for at most {machine.gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs",
         )
     return devices, f"{each}{devices} {_plural(machine.kind, devices)}"
@@ -48,15 +50,35 @@ def choose_devices(asked: str, machine: Machine, batch: int | PerDevice, *, node
 
 def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -> Config:
     """Settle what `auto` and `per_device` mean here; whatever could change the result is fixed from then on."""
-    train = config.train
+    train, optimizer = config.train, config.optimizer
     if train.backend == "nccl" and not machine.gpus:
         raise InfrastructureError("train.backend nccl needs GPUs, and this machine has none", fix="use auto or gloo")
-    batch = train.batch.per_device * devices * nodes if isinstance(train.batch, PerDevice) else train.batch
+    ranks = devices * nodes
     settled = {
-        "batch": batch,
+        "batch": train.batch.per_device * ranks if isinstance(train.batch, PerDevice) else train.batch,
         "threads": max(1, machine.cpus // devices) if train.threads == "auto" else train.threads,
     }
-    return config.model_copy(update={"train": train.model_copy(update=settled)})
+    rate = optimizer.rate.per_device * ranks if isinstance(optimizer.rate, RatePerDevice) else optimizer.rate
+    sections = {"train": train.model_copy(update=settled), "optimizer": optimizer.model_copy(update={"rate": rate})}
+    return config.model_copy(update=sections)
+
+
+def _read_count(asked: str) -> tuple[int, str]:
+    """Devices of each node, and the flag that asks for them."""
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):
+        raise ConfigError(f"--devices: found {asked!r}, expected auto or a number from 1", fix="e.g. --devices 2")
+    return int(asked), f"--devices {asked}"
+
+
+def _share_out(ranks: int, nodes: int) -> tuple[int, str]:
+    """Devices of each node, and the field that asks for them."""
+    devices, rest = divmod(ranks, nodes)
+    if rest or not devices:
+        raise ConfigError(
+            f"train.devices {ranks} does not divide over {nodes} nodes",
+            fix=f"say how many each node has with --devices N, or train.devices={-(-ranks // nodes) * nodes}",
+        )
+    return devices, f"train.devices {ranks}"
 
 
 def _plural(word: str, count: int) -> str:

@@ -15,7 +15,7 @@ from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint,
 from voxscale.config.models import OwnOptions
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
-from voxscale.errors import StoppedEarly, TrainingError
+from voxscale.errors import NotFiniteError, StoppedEarly
 from voxscale.infer.evaluate import metric_value, summarise, write_cases
 from voxscale.parallel import any_rank, barrier, distribute
 from voxscale.train.console import Console
@@ -219,7 +219,7 @@ class Loop:
     def _refuse(self, step: int, what: str) -> None:
         """Before the optimizer could spread it. Every rank sees the same numbers, so every rank comes here."""
         cases = ", ".join(dict.fromkeys(self._cases(step)))
-        raise TrainingError(
+        raise NotFiniteError(
             f"{what} at step {step}, with cases {cases}; the weights are as before it",
             fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from voxscale.errors import ConfigError, InfrastructureError, TrainingError, VoxscaleError
+from voxscale.errors import ConfigError, InfrastructureError, OutOfMemoryError, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
 from voxscale.runs import RunFolder, error_file, rank_log
@@ -75,13 +75,13 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
             fix="get write permission, or copy what you need elsewhere",
         ) from error
     except torch.OutOfMemoryError as error:
-        raise TrainingError(
+        raise OutOfMemoryError(
             f"the device ran out of memory: {_first_line(error)}",
             fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
         ) from error
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):
-            raise TrainingError(
+            raise OutOfMemoryError(
                 f"this process ran out of memory: {_first_line(error)}",
                 fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
             ) from error

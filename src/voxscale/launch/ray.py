@@ -1,0 +1,421 @@
+"""Ray: join a cluster or start one on this machine, and run programs on its nodes with the devices they need.
+
+Together with search/ the only place that knows Ray. A cluster that is started here asks everyone for a token, shows no
+dashboard, lives in a folder of its own, and ends with this process; one that was there before is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from voxscale.errors import InfrastructureError
+from voxscale.launch.as_rank import stop_with_parent
+from voxscale.launch.ray_access import ANSWER_S, check_token, credentials, parse_address, refuse_silent, write_token
+from voxscale.plan.resources import Machine
+
+PLACE_S = 60.0  # for a cluster to give what was asked of it, once others have left
+_OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; this is the least that Ray takes
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "ONEDNN_", "PYTHONPATH", "VOXSCALE_")
+_SAME_EVERYWHERE = "every node needs voxscale in the Python that runs Ray, and the run's folder; choose it with --run"
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A node of the cluster and what Ray may give of it."""
+
+    id: str
+    host: str
+    cpus: float
+    gpus: float
+
+    def as_machine(self) -> Machine:
+        return Machine(gpus=int(self.gpus), cpus=int(self.cpus))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a program holds of its node."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus:g} GPUs and " if self.gpus else ""
+        return f"{gpus}{self.cpus:g} CPUs"
+
+    def fits(self, node: RayNode) -> int:
+        """How many of them a node has room for."""
+        rooms = [have / want for have, want in ((node.cpus, self.cpus), (node.gpus, self.gpus)) if want]
+        return int(min(rooms) + 1e-9)
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """The cluster that this process is part of, as it was found."""
+
+    address: str
+    nodes: tuple[RayNode, ...]
+
+    def refuse_if_gone(self) -> None:
+        """Raise where nobody answers at the head's address: Ray itself would end this process after a minute."""
+        host, port = parse_address(self.address)
+        try:
+            socket.create_connection((host, port), timeout=ANSWER_S).close()
+        except OSError as error:
+            raise LostHeadError(
+                f"the head of the Ray cluster at {self.address} is gone ({error.strerror or error})",
+                fix="start the cluster, then the same command again, to continue from the last checkpoints",
+            ) from error
+
+
+class LostHeadError(InfrastructureError):
+    """There is no Ray to take leave of any more."""
+
+    is_abrupt = True
+
+
+@contextlib.contextmanager
+def connected(address: str | None, environ: Mapping[str, str], machine: Machine) -> Iterator[RayCluster]:
+    """Be part of a Ray cluster for the length of the body.
+
+    `address` is a cluster's HOST:PORT. Without it, one with all of `machine` is started for this process.
+    """
+    require_ray()
+    address = address or environ.get("RAY_ADDRESS") or None
+    with contextlib.ExitStack() as stack:
+        if address is None or address == "local":
+            stack.enter_context(_variables(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
+            stack.enter_context(_own_cluster(machine))
+        else:
+            stack.enter_context(_joined(address, environ))
+        import ray
+
+        yield RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()))
+
+
+def require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise InfrastructureError(
+            f"no ray in {sys.executable}, which --on ray and search need", fix="pip install 'voxscale[ray]'"
+        )
+
+
+def look_at_nodes() -> list[RayNode]:
+    """The nodes that are alive now, in a lasting order."""
+    import ray
+
+    found = [
+        RayNode(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(found, key=lambda node: (node.host, node.id))
+
+
+@contextlib.contextmanager
+def _own_cluster(machine: Machine) -> Iterator[None]:
+    folder = Path(tempfile.mkdtemp(prefix="vx-", dir=_short_folder()))  # Ray opens its own folder to all, so: inside
+    token = folder / "token"
+    try:
+        write_token(token)
+        with _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)):
+            _init(
+                "Ray could not be started on this machine",
+                address="local",
+                include_dashboard=False,
+                _temp_dir=str(folder / "ray"),
+                num_cpus=machine.cpus,
+                num_gpus=machine.gpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+            )
+            with _left_at_end():
+                yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_folder() -> str:
+    """Ray's sockets lie deep below it, and the path of a socket has 107 characters."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= 20 else "/tmp"  # noqa: S108 mkdtemp makes the name
+
+
+@contextlib.contextmanager
+def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
+    host, port = parse_address(address)
+    refuse_silent(address, host, port)
+    with _variables(**credentials(environ)):
+        check_token(address)
+        _init(f"Ray at {address}: cannot be joined", address=address)
+        with _left_at_end():
+            yield
+
+
+def _init(otherwise: str, **options: Any) -> None:
+    import ray
+
+    try:
+        ray.init(**options, namespace="voxscale", log_to_driver=False, configure_logging=False, logging_level="ERROR")
+    except (RuntimeError, ConnectionError, ValueError, OSError, ray.exceptions.RayError) as error:
+        what = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InfrastructureError(
+            f"{otherwise}: {what}",
+            fix="run this on one of its nodes, with the same Python and Ray as it has"
+            if options["address"] != "local"
+            else "see whether there is room in /tmp and memory",
+        ) from error
+    with contextlib.suppress(ImportError, AttributeError):  # what Ray prints about lost nodes is ours to say, shorter
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+
+
+@contextlib.contextmanager
+def _left_at_end() -> Iterator[None]:
+    import ray
+
+    try:
+        yield
+    except LostHeadError:
+        raise  # Ray would wait for its head, and then abort this process
+    except BaseException:
+        with _deaf():
+            ray.shutdown()
+        raise
+    with _deaf():
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A second Ctrl-C would leave half of Ray behind."""
+    try:
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _variables(**values: str) -> Iterator[None]:
+    """Environment variables for the length of the body: Ray and its children know no other way."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _OnNode:
+    """An actor: holds devices of its node, and runs one program there as its child."""
+
+    def __init__(self) -> None:
+        self._program: subprocess.Popen[bytes] | None = None
+        self._told: int | None = None
+
+    def host(self) -> str:
+        return _host()
+
+    def run(self, python: str | None, words: Sequence[str], added: Mapping[str, str], output: str) -> int:
+        """Run `python WORDS` to its end, by default with the Python that runs Ray. What it prints goes to `output`.
+
+        The thread that starts a program is the one with which it dies, so the same one waits for it.
+        """
+        if self._told is not None:
+            return -self._told
+        with Path(output).open("ab") as stream:
+            self._program = subprocess.Popen(
+                [python or sys.executable, *words],
+                env={**os.environ, **added},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=stop_with_parent,
+            )
+        return self._program.wait()
+
+    def send(self, number: int) -> None:
+        self._told = number
+        if self._program is not None and self._program.poll() is None:
+            self._program.send_signal(number)
+
+
+class Group:
+    """The program of each node of one job, with the devices it holds; a context that gives them back.
+
+    A group of one node lives wherever there is room; one of several has each on a node of its own.
+    """
+
+    def __init__(self, share: Share, *, nodes: int = 1) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self.share, self.nodes = share, nodes
+        self._bundles: Any = None
+        remote = ray.remote(max_concurrency=3, num_cpus=share.cpus, num_gpus=share.gpus)(_OnNode)
+        options: list[dict[str, Any]] = [{}]
+        if nodes > 1:
+            bundle = {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
+            self._bundles = placement_group([bundle] * nodes, strategy="STRICT_SPREAD")
+            options = [
+                {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._bundles, index)}
+                for index in range(nodes)
+            ]
+        self._actors = [remote.options(**option).remote() for option in options]
+        self._ends: list[Any] = []
+
+    def hosts(self, *, patience_s: float = PLACE_S) -> list[str]:
+        """The addresses of the nodes that the group was given. Raises where there are none in time."""
+        import ray
+
+        try:
+            return list(ray.get([actor.host.remote() for actor in self._actors], timeout=patience_s))
+        except ray.exceptions.GetTimeoutError:
+            raise InfrastructureError(
+                f"Ray did not give {self.nodes} node{'s' if self.nodes > 1 else ''} × {self.share} within "
+                f"{patience_s:.0f} s",
+                fix="see what holds the cluster with `ray status`, or ask for less",
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise InfrastructureError(
+                f"Ray could not start a program: {_first_line(error)}", fix=_SAME_EVERYWHERE
+            ) from error
+
+    def start(
+        self,
+        words_of: Callable[[int], Sequence[str]],
+        environ: Mapping[str, str],
+        outputs: Sequence[Path],
+        *,
+        python: str | None = None,
+    ) -> None:
+        """Have the program of each node started, `python` and the words for it, as soon as there is room."""
+        added = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+        self._ends = [
+            actor.run.remote(python, list(words_of(index)), added, str(output))
+            for index, (actor, output) in enumerate(zip(self._actors, outputs, strict=True))
+        ]
+
+    def is_over(self, *, wait_s: float = 0.0) -> bool:
+        """Whether the program of every node has ended, or one has been lost; waits so long for it."""
+        import ray
+
+        ended, running = ray.wait(self._ends, num_returns=len(self._ends), timeout=wait_s)
+        return not running or any(_loss_of(end) for end in ended)
+
+    def lost(self) -> list[str]:
+        """What Ray says of the programs that it has lost: with their node, or their actor."""
+        import ray
+
+        ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=0)
+        return [text for end in ended if (text := _loss_of(end))]
+
+    def stop(self) -> None:
+        """Ask the programs to save and end."""
+        for actor in self._actors:
+            actor.send.remote(int(signal.SIGTERM))
+
+    def close(self) -> None:
+        """Give the devices back; what still runs is ended."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        if self._bundles is not None:
+            with contextlib.suppress(Exception):
+                remove_placement_group(self._bundles)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not LostHeadError:
+            self.close()
+
+
+def _loss_of(end: Any) -> str:
+    """Why the end of a program will never be known, if it has been lost."""
+    import ray
+
+    try:
+        ray.get(end, timeout=0)
+    except ray.exceptions.RayError as error:
+        return f"a node or its actor is gone ({type(error).__name__})"
+    return ""
+
+
+def refuse_unfit(nodes: Sequence[RayNode], folder: Path) -> None:
+    """Refuse nodes that cannot write to a folder or do not have voxscale. Raises every finding."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(_look)
+    asked = {
+        node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(str(folder))
+        for node in nodes
+    }
+    findings = []
+    for node, answer in asked.items():
+        try:
+            if not ray.get(answer, timeout=PLACE_S):
+                findings.append(f"{node.host}: cannot write to {folder}, which all nodes have to share")
+        except ray.exceptions.RayError as error:
+            findings.append(f"{node.host}: cannot run voxscale: {_first_line(error)}")
+    if findings:
+        raise InfrastructureError.from_findings(findings, fix=_SAME_EVERYWHERE)
+
+
+def _look(folder: str) -> bool:
+    return os.access(folder, os.W_OK)
+
+
+def _host() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def stopped_within(group: Group, seconds: float) -> bool:
+    """Ask a group to save and end, and wait for it."""
+    group.stop()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if group.is_over(wait_s=0.2):
+            return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

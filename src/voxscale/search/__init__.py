@@ -1,0 +1,1 @@
+"""Experiment parallelism: one search with many runs, each an ordinary run folder."""

@@ -1,0 +1,85 @@
+"""Run a search to its end, here or as the command of a job.
+
+    python -m voxscale.search.drive FOLDER --reports DIR
+
+continues, or begins, the search whose config is FOLDER/launch/asked.yaml, on the Ray cluster that RAY_ADDRESS names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from voxscale.config.load import read_config
+from voxscale.config.schema import Config
+from voxscale.errors import StoppedEarly, VoxscaleError
+from voxscale.files import write_json
+from voxscale.launch.machine import look_at_machine
+from voxscale.launch.ray import connected, refuse_unfit
+from voxscale.runs import RunFolder, SearchFolder, error_file
+from voxscale.search.driver import Driver
+from voxscale.search.ledger import Ledger, read_ledger
+from voxscale.search.opening import capacity, draft_search, open_search
+from voxscale.search.results import render_results, write_results
+from voxscale.search.screen import open_screen
+from voxscale.train.ownership import claimed
+from voxscale.train.stop import StopRequest
+
+
+def search_here(
+    config: Config, root: Path, environ: Mapping[str, str], *, address: str | None = None, fresh: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Search on the Ray cluster at `address`, or on one of this machine. Returns `metrics.json`, and it as text.
+
+    A search that is there is continued. Raises StoppedEarly after all trials have saved, if a signal comes first.
+    """
+    folder = draft_search(config, root, fresh=fresh)
+    stop = StopRequest(None)
+    with stop.on_signals(), connected(address, environ, look_at_machine()) as cluster:
+        opened = open_search(config, folder, cluster.nodes, environ, fresh=fresh)
+        refuse_unfit(cluster.nodes, folder.root)
+        with (
+            claimed(RunFolder(folder.root)),
+            Ledger(folder.ledger) as ledger,
+            open_screen(config.log) as screen,
+        ):
+            driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show)
+            at_once = capacity(opened.share, cluster.nodes)
+            screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
+            state = "failed"
+            try:
+                driver.run()
+                state = "done"
+            except StoppedEarly:
+                state = "stopped"
+                raise
+            finally:
+                metrics = write_results(opened, driver.trials, state=state, wall_s=driver.wall_s)
+    return metrics, render_results(opened, read_ledger(folder.ledger).trials, metrics)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m voxscale.search.drive", description="Continue or begin a search.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--reports", type=Path, required=True, help="where the error is left for the job's last line")
+    options = parser.parse_args(arguments)
+    folder = SearchFolder(options.folder.resolve())
+    try:
+        _, text = search_here(read_config(folder.asked), folder.root, os.environ)
+    except VoxscaleError as error:
+        with contextlib.suppress(OSError):
+            write_json(error_file(options.reports, 0), {**error.as_json(), "rank": 0})
+        if error.is_abrupt:
+            os._exit(error.exit_code)
+        return error.exit_code
+    print(text, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,361 @@
+"""The driver of a search: starts trials where there is room, watches them, stops, retries and records them.
+
+A trial is a run folder whose ranks live in one Ray actor. Whatever happens to them, to Ray or to this process, the
+ledger and the run folders say how far the search is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from voxscale.config.load import read_config, render_config
+from voxscale.config.schema import Config
+from voxscale.config.search import Asha
+from voxscale.errors import (
+    ConfigError,
+    DataError,
+    NotFiniteError,
+    OutOfMemoryError,
+    StoppedEarly,
+)
+from voxscale.files import read_json, write_text
+from voxscale.launch.batch import copy_programs
+from voxscale.launch.folder import draft_run, open_run
+from voxscale.launch.local import SAVE_TIME_S
+from voxscale.launch.machine import look_at_machine
+from voxscale.launch.outcome import node_failures, read_failure, read_state
+from voxscale.launch.ray import Group, RayCluster, look_at_nodes
+from voxscale.launch.ray_run import next_reports, node_words, worker_words
+from voxscale.launch.sbatch import Request
+from voxscale.plan.plan import Plan
+from voxscale.runs import RunFolder
+from voxscale.search.asha import Halving
+from voxscale.search.ledger import (
+    DONE,
+    FAILED,
+    NAN,
+    PRUNED,
+    RUNNING,
+    WAITING,
+    Ledger,
+    Trial,
+    read_ledger,
+    stopped_trials,
+)
+from voxscale.search.opening import OpenedSearch, capacity
+from voxscale.search.progress import Progress, best_value
+from voxscale.search.samplers import Seen, propose
+from voxscale.search.space import with_params
+from voxscale.train.ownership import is_live
+from voxscale.train.stop import StopRequest
+
+_LOOK_S = 0.2
+_HOPELESS = (ConfigError, DataError, NotFiniteError, OutOfMemoryError)  # the same start would come to the same end
+_CHOICES = ("precision", "compile", "channels_last")
+
+
+@dataclass
+class Started:
+    """A trial whose ranks have been started."""
+
+    trial: Trial
+    run: RunFolder
+    group: Group
+    reports: Path
+    first_step: int
+    is_told: bool = False  # to stop
+
+
+class Driver:
+    """Drives one search to its end. `show` is called with all trials whenever something may have changed."""
+
+    def __init__(
+        self,
+        opened: OpenedSearch,
+        cluster: RayCluster,
+        environ: Mapping[str, str],
+        ledger: Ledger,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        show: Callable[[Driver], None],
+    ) -> None:
+        self.opened, self.search = opened, opened.search
+        self._cluster, self._environ, self._ledger = cluster, environ, ledger
+        self._stop, self._say, self._show = stop, say, show
+        record = read_ledger(opened.folder.ledger)
+        self.trials = record.trials
+        self.progress = {trial.index: self._progress_of(trial) for trial in self.trials}
+        self.running: dict[int, Started] = {}
+        self._base = opened.config
+        self._verdicts = record.verdicts
+        self._halving: Halving | None = None
+        self._warned: set[str] = set()
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """Until every trial has ended. Raises StoppedEarly after all have saved, if a signal comes first."""
+        for trial in self.trials:
+            if not trial.has_ended and trial.name in stopped_trials(self._verdicts):
+                self._end(trial, PRUNED)  # decided by an earlier driver, which could not write it down
+        try:
+            while not self._is_over():
+                if self._stop.signalled:
+                    self._stop_all()
+                self._cluster.refuse_if_gone()
+                self._start_what_fits()
+                self._look()
+                self._show(self)
+        finally:
+            for started in self.running.values():
+                started.group.close()
+
+    def _is_over(self) -> bool:
+        return len(self.trials) == self.opened.num_trials and all(trial.has_ended for trial in self.trials)
+
+    # starting
+
+    def _start_what_fits(self) -> None:
+        room = capacity(self.opened.share, look_at_nodes())
+        if self.search.max_concurrent != "auto":
+            room = min(room, self.search.max_concurrent)
+        while len(self.running) < room and (not self.running or self._learn_choices()):
+            trial = self._next_trial()
+            if trial is None:
+                return
+            self._start(trial)
+
+    def _next_trial(self) -> Trial | None:
+        """The first that waits, unless ranks of an earlier start still save its state; else a new one."""
+        for trial in self.trials:
+            if trial.state == WAITING and not is_live(self.opened.folder.trial(trial.index)):
+                return trial
+        return self._propose() if len(self.trials) < self.opened.num_trials else None
+
+    def _propose(self) -> Trial:
+        index = len(self.trials)
+        configuration, seed = divmod(index, self.search.seeds)
+        params = propose(self.search, configuration, self._history()) if seed == 0 else self.trials[index - seed].params
+        trial = Trial(index, configuration, seed, params)
+        self._ledger.write("trial", trial=index, configuration=configuration, seed=seed, params=params)
+        self.trials.append(trial)
+        self.progress[index] = self._progress_of(trial)
+        return trial
+
+    def _history(self) -> list[Seen]:
+        """What is known of the configurations so far, each by the mean of its seeds."""
+        seen = []
+        for first in range(0, len(self.trials), self.search.seeds):
+            trials = self.trials[first : first + self.search.seeds]
+            values = [trial.value for trial in trials if trial.value is not None]
+            running = not all(trial.has_ended for trial in trials)
+            value = mean(values) if values and not running else None
+            seen.append(Seen(trials[0].configuration, trials[0].params, value, running))
+        return seen
+
+    def _start(self, trial: Trial) -> None:
+        run = self.opened.folder.trial(trial.index)
+        try:
+            self._open(trial, run)
+        except (ConfigError, DataError) as error:
+            self._end(trial, FAILED, error.message)
+            return
+        if read_state(run) == "done":  # an earlier driver could not write it down
+            self._end(trial, DONE)
+            return
+        request = Request(devices=self.opened.ranks, gpus=bool(self.opened.share.gpus))
+        reports = next_reports(run)
+        group = Group(self.opened.share)
+        words = node_words(run, request, reports, worker_words(run, request, reports))
+        group.start(words, self._environ, [reports / "node-0000.out"])
+        trial.state = RUNNING
+        self.progress[trial.index].look()
+        self._ledger.write("start", trial=trial.index, attempt=trial.losses + 1)
+        self._say(f"trial {trial.index} starts: {described(trial.params)}{self._of_seed(trial)}")
+        self.running[trial.index] = Started(trial, run, group, reports, self.progress[trial.index].step)
+
+    def _open(self, trial: Trial, run: RunFolder) -> None:
+        """Make the trial's run folder, or take up the one that is there."""
+        config = with_params(self._base, {**trial.params, "train.seed": self._base.train.seed + trial.seed})
+        if run.exists:  # what was settled for it stays
+            held = read_config(run.asked)
+            train = {name: getattr(held.train, name) for name in _CHOICES}
+            config = config.model_copy(update={"train": config.train.model_copy(update=train)})
+        draft = draft_run(config, run.root, self.opened.machine, devices=str(self.opened.ranks))
+        open_run(draft, look_at_machine(), self._environ, split=self.opened.folder.split, warn=self._warn_once)
+        copy_programs(run)
+
+    def _learn_choices(self) -> bool:
+        """Take over what the first trial has measured to be best (precision, compilation, layout): trials that compute
+        in different ways would not compare. Returns whether it is known."""
+        if not _unsettled(self._base):
+            return True
+        for trial in self.trials:
+            run = self.opened.folder.trial(trial.index)
+            if run.exists and not _unsettled(config := read_config(run.config)):
+                searched = {path.removeprefix("train.") for path in self.search.space}
+                choice = {name: getattr(config.train, name) for name in _CHOICES if name not in searched}
+                self._base = self._base.model_copy(update={"train": self._base.train.model_copy(update=choice)})
+                write_text(self.opened.folder.config, render_config(self._base))
+                return True
+        return False
+
+    # watching
+
+    def _look(self) -> None:
+        until = time.monotonic() + _LOOK_S
+        for started in list(self.running.values()):
+            self.progress[started.trial.index].look()
+            if started.group.is_over(wait_s=max(0.0, (until - time.monotonic()) / len(self.running))):
+                self.progress[started.trial.index].look()
+                del self.running[started.trial.index]
+                self._take_back(started)
+        time.sleep(max(0.0, until - time.monotonic()))
+        self._judge()
+
+    def _judge(self) -> None:
+        """Have the scheduler stop trials that are not worth going on with."""
+        if not isinstance(self.search.scheduler, Asha):
+            return
+        if self._halving is None:
+            validations = next(
+                (_validations(Plan.read(s.run.plan)) for s in self.running.values() if s.run.plan.exists()), None
+            )
+            if validations is None:
+                return
+            self._halving = Halving(self.search.scheduler, validations, self.search.mode, self._verdicts)
+        names = {trial.name: self.progress[trial.index].values for trial in self.trials}
+        for verdict in self._halving.judge(names, {str(index) for index in self.running}):
+            self._verdicts.append(verdict)
+            trial = self.trials[int(verdict.trial)]
+            self._ledger.write(
+                "verdict", trial=trial.index, rung=verdict.rung, value=verdict.value, stopped=verdict.stopped
+            )
+            if verdict.stopped and trial.index in self.running:
+                self._say(f"trial {trial.index} stops after {verdict.rung} validations: {verdict.value:.4f}")
+                self.running[trial.index].is_told = True
+                self.running[trial.index].group.stop()
+
+    def _take_back(self, started: Started) -> None:
+        """Record how a trial's ranks ended: for good, or to be started again."""
+        trial, lost = started.trial, started.group.lost()
+        started.group.close()
+        if read_state(started.run) == "done":
+            self._end(trial, DONE)
+            return
+        if started.is_told:
+            self._end(trial, PRUNED)
+            return
+        error = read_failure(started.reports, [*lost, *node_failures(started.reports)])
+        if isinstance(error, _HOPELESS) or (trial.losses >= self.search.retries and not self._stop.signalled):
+            self._end(trial, NAN if isinstance(error, NotFiniteError) else FAILED, error.message)
+            return
+        trial.state = WAITING
+        if self._stop.signalled:
+            return
+        trial.losses += 1
+        self._ledger.write("lost", trial=trial.index, why=error.message)
+        self._say(f"trial {trial.index} was lost, and is started again: {error.message}")
+
+    def _end(self, trial: Trial, state: str, why: str = "") -> None:
+        run = self.opened.folder.trial(trial.index)
+        progress = self.progress[trial.index]
+        progress.look()
+        metrics = read_json(run.metrics) if run.metrics.exists() else {}
+        trial.state, trial.why = state, why
+        trial.value = best_value(progress.values, self.search.mode) if state in (DONE, PRUNED) else None
+        trial.steps, trial.wall_s = progress.step, float(metrics.get("wall_s", 0.0))
+        self._ledger.write(
+            "end", trial=trial.index, state=state, value=trial.value, steps=trial.steps, wall_s=trial.wall_s, why=why
+        )
+        reached = "" if trial.value is None else f": {self.opened.metric} {trial.value:.4f}"
+        self._say(f"trial {trial.index} {state}{reached}{f': {why.splitlines()[0]}' if why else ''}{self._so_far()}")
+
+    # stopping
+
+    def _stop_all(self) -> None:
+        """Have every running trial save, and stop: they are continued by the next driver."""
+        for started in self.running.values():
+            started.group.stop()
+        deadline = time.monotonic() + SAVE_TIME_S + 5
+        while self.running and time.monotonic() < deadline:
+            self._look()
+        steps = {trial.name: self.progress[trial.index].step for trial in self.trials if trial.state == WAITING}
+        self._ledger.write("stop", reason=self._stop.reason, steps=steps)
+        ended = sum(trial.has_ended for trial in self.trials)
+        raise StoppedEarly(
+            f"stopped by {self._stop.reason}; {ended} of {self.opened.num_trials} trials have ended, "
+            f"the others are saved",
+            fix="start the same command again to continue",
+        )
+
+    # words
+
+    @property
+    def wall_s(self) -> float:
+        """Of this start."""
+        return time.monotonic() - self._began
+
+    def best(self) -> Trial | None:
+        """The best trial so far: of those that ran to their end, else of those that were stopped."""
+        return best_trial(self.trials, self.search.mode)
+
+    def time_left_s(self) -> float | None:
+        """By what trials took so far and how many there is room for at once; None where nothing is known yet."""
+        took = [trial.wall_s for trial in self.trials if trial.has_ended and trial.wall_s > 0]
+        if not took:
+            return None
+        left = self.opened.num_trials - sum(trial.has_ended for trial in self.trials)
+        done = sum(
+            progress.step / progress.steps
+            for index, progress in self.progress.items()
+            if index in self.running and progress.steps
+        )
+        at_once = max(1, len(self.running))
+        return mean(took) * max(0.0, left - done) / at_once
+
+    def _so_far(self) -> str:
+        best = self.best()
+        ended = sum(trial.has_ended for trial in self.trials)
+        leader = f", best so far trial {best.index} with {best.value:.4f}" if best is not None else ""
+        return f" ({ended} of {self.opened.num_trials} ended{leader})"
+
+    def _of_seed(self, trial: Trial) -> str:
+        return f", seed {self._base.train.seed + trial.seed}" if self.search.seeds > 1 else ""
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._say(f"warning: {text}")
+
+    def _progress_of(self, trial: Trial) -> Progress:
+        return Progress(self.opened.folder.trial(trial.index).events, self.opened.metric)
+
+
+def best_trial(trials: Sequence[Trial], mode: str) -> Trial | None:
+    for state in (DONE, PRUNED):
+        found = [trial for trial in trials if trial.state == state and trial.value is not None]
+        if found:
+            sign = 1 if mode == "max" else -1
+            return max(found, key=lambda trial: (sign * (trial.value or 0.0), -trial.index))
+    return None
+
+
+def described(params: Mapping[str, object]) -> str:
+    return ", ".join(f"{path} {_short(value)}" for path, value in params.items())
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _unsettled(config: Config) -> bool:
+    return any(getattr(config.train, name) == "auto" for name in _CHOICES)
+
+
+def _validations(plan: Plan) -> int:
+    whole, rest = divmod(plan.num_steps, plan.validate_every_steps)
+    return whole + bool(rest)

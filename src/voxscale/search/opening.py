@@ -1,0 +1,182 @@
+"""Make a search's folder, or take up the one that is there. Everything is checked before a trial starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from voxscale.config.load import differences, plain, read_config, render_config
+from voxscale.config.schema import Config
+from voxscale.config.search import PerTrial, Search
+from voxscale.data.build import store_root
+from voxscale.data.split import write_split
+from voxscale.errors import ConfigError, InfrastructureError
+from voxscale.files import write_text
+from voxscale.launch.folder import check_task, load_cases, move_aside, prepare_cases, split_prepared
+from voxscale.launch.machine import look_at_machine
+from voxscale.launch.ray import RayNode, Share
+from voxscale.plan.resources import Machine, resolve
+from voxscale.runs import RunFolder, SearchFolder
+from voxscale.search.samplers import propose
+from voxscale.search.space import check_space, with_params
+from voxscale.train.ownership import refuse_if_live
+
+_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials")
+
+
+@dataclass(frozen=True)
+class OpenedSearch:
+    """A search that is ready to be driven: its trials, what each holds of a node, and its base config."""
+
+    folder: SearchFolder
+    config: Config
+    search: Search
+    share: Share
+    ranks: int
+
+    @property
+    def machine(self) -> Machine:
+        """What a trial has."""
+        return Machine(gpus=self.ranks if self.share.gpus else 0, cpus=max(1, int(self.share.cpus)))
+
+    @property
+    def metric(self) -> str:
+        return self.search.metric or self.config.validation.metric
+
+    @property
+    def num_trials(self) -> int:
+        return self.search.num_points * self.search.seeds
+
+
+def draft_search(config: Config, root: Path, *, fresh: bool = False) -> SearchFolder:
+    """Check what can be checked without touching the data or Ray: the space, and the folder."""
+    check_space(config)
+    folder = SearchFolder(root)
+    refuse_if_live(RunFolder(root))
+    if not folder.exists and root.exists() and not _is_free(root):
+        raise ConfigError(f"--run {root}: not a search, and not empty", fix="choose a new folder with --run")
+    if folder.exists and not fresh:
+        _refuse_other(folder, config)
+    return folder
+
+
+def open_search(
+    config: Config, folder: SearchFolder, nodes: Sequence[RayNode], environ: Mapping[str, str], *, fresh: bool = False
+) -> OpenedSearch:
+    """Prepare the data once for all trials, split it once, and write the folder."""
+    search = _section(config)
+    share, ranks = share_of_trial(search.per_trial, nodes)
+    if fresh and folder.exists:
+        move_aside(RunFolder(folder.root))
+    if folder.exists:
+        held = read_config(folder.config)
+        search = search.model_copy(update={"metric": _section(held).metric})
+        held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
+        return OpenedSearch(folder, held, search, share, ranks)
+    machine = look_at_machine(environ)
+    config = _settled(config, environ)
+    search = _section(config)
+    manifest = load_cases(config, environ, threads=machine.cpus)
+    store = prepare_cases(manifest, config, environ, threads=machine.cpus)
+    cases = split_prepared(manifest.cases, config, store)
+    opened = OpenedSearch(folder, config, search, share, ranks)
+    first = with_params(config, propose(search, 0, ()))
+    check_task(resolve(first, opened.machine, devices=ranks), store, cases)
+    _refuse_unknown_metric(opened, store)
+    folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.root.chmod(0o700)
+    folder.asked.parent.mkdir(mode=0o700, exist_ok=True)
+    write_text(folder.asked, render_config(config))
+    write_split(folder.split, cases)
+    write_text(folder.config, render_config(config))
+    return opened
+
+
+def share_of_trial(per_trial: PerTrial, nodes: Sequence[RayNode]) -> tuple[Share, int]:
+    """(What a trial holds of its node, its ranks). A trial lives on one node: one that is too large is refused."""
+    on_gpus = any(node.gpus for node in nodes)
+    largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
+    most = largest.gpus if on_gpus else largest.cpus
+    devices = float(int(most)) if per_trial.devices == "all" else float(per_trial.devices)
+    each = largest.cpus / largest.gpus if on_gpus else 1.0
+    cpus = max(devices, each * devices) if per_trial.cpus == "auto" else float(per_trial.cpus)
+    share = Share(cpus=cpus, gpus=devices if on_gpus else 0.0)
+    kind = "GPUs" if on_gpus else "CPUs"
+    if devices > most:
+        raise InfrastructureError(
+            f"search.per_trial.devices {devices:g}: the largest node of the Ray cluster has {most:g} {kind}",
+            fix=f"set it to at most {most:g}; a trial lives on one node",
+        )
+    if not any(share.fits(node) for node in nodes):
+        raise InfrastructureError(
+            f"search.per_trial: no node of the Ray cluster has {share}; the largest has "
+            f"{Share(largest.cpus, largest.gpus)}",
+            fix="ask for fewer devices or search.per_trial.cpus",
+        )
+    return share, max(1, math.floor(devices))
+
+
+def capacity(share: Share, nodes: Sequence[RayNode]) -> int:
+    """How many trials there is room for at once."""
+    return sum(share.fits(node) for node in nodes)
+
+
+def _section(config: Config) -> Search:
+    if config.search is None:
+        raise ConfigError("search: missing; expected what to search", fix="add a `search:` section with a `space`")
+    return config.search
+
+
+def _settled(config: Config, environ: Mapping[str, str]) -> Config:
+    """What trials share: one place for the store, and the metric that chooses each one's best model."""
+    search = _section(config)
+    data = config.data.model_copy(update={"store": str(store_root(config.data, environ))})
+    changes: dict[str, object] = {"data": data}
+    if search.metric is not None and search.mode == "max":
+        changes["validation"] = config.validation.model_copy(update={"metric": search.metric})
+    search = search.model_copy(update={"metric": search.metric or config.validation.metric})
+    return config.model_copy(update={**changes, "search": search})
+
+
+def _refuse_unknown_metric(opened: OpenedSearch, store: object) -> None:
+    from voxscale.tasks import build_task
+
+    known = build_task(opened.config, store).metrics(surfaces=False)  # type: ignore[arg-type]
+    if opened.metric not in known:
+        raise ConfigError(
+            f"search.metric: found {opened.metric!r}, expected one that trials report: {', '.join(known)}",
+            fix="set search.metric to one of them",
+        )
+
+
+def _refuse_other(folder: SearchFolder, config: Config) -> None:
+    """A search is continued with the config it began with; more trials, or other room for them, are no difference."""
+    asked, then = config, read_config(folder.asked)
+    found = differences(_without_search(asked), _without_search(then))
+    here, there = plain(_section(asked)), plain(_section(then))
+    names = [name for name in here if name not in _FREE_TO_CHANGE and name != "metric"]
+    found += [f"search.{name} is {there[name]} there, {here[name]} here" for name in names if here[name] != there[name]]
+    metrics = [_section(each).metric or each.validation.metric for each in (asked, then)]
+    if metrics[0] != metrics[1]:
+        found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
+    if _section(asked).num_points < _section(then).num_points:
+        found.append(f"search.trials is {_section(then).num_points} there, {_section(asked).num_points} here")
+    if found:
+        raise ConfigError.from_findings(
+            [f"{folder.root} holds another search:", *(f"  {line}" for line in found)],
+            fix="choose another folder with --run, or --fresh to move the old one aside and start anew",
+        )
+
+
+def _without_search(config: Config) -> Config:
+    """The config without its search, and without what that sets in it."""
+    validation = config.validation.model_copy(update={"metric": ""})
+    return config.model_copy(update={"search": None, "validation": validation})
+
+
+def _is_free(root: Path) -> bool:
+    """Whether a search may be made here: nothing is there, or only what was written when its job was submitted."""
+    run = RunFolder(root)
+    return root.is_dir() and {path.name for path in root.iterdir()} <= {run.launch.name, run.logs.name}

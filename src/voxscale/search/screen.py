@@ -1,0 +1,82 @@
+"""What a person sees of a search: a live table on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from voxscale.search.driver import Driver, described
+from voxscale.search.ledger import Trial
+from voxscale.terminal import is_terminal
+
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Screen:
+    say: Callable[[str], None]
+    show: Callable[[Driver], None]
+
+
+@contextmanager
+def open_screen(log: str) -> Iterator[Screen]:
+    """`log` is the config's: `quiet` says nothing but warnings."""
+
+    def wanted(text: str) -> bool:
+        return log != "quiet" or text.startswith("warning")
+
+    if not is_terminal() or log == "quiet":
+        yield Screen(lambda text: print(text, file=sys.stderr, flush=True) if wanted(text) else None, lambda _: None)
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        yield Screen(lambda text: console.print(Text(text)), lambda driver: live.update(render_table(driver)))
+
+
+def render_table(driver: Driver) -> Any:
+    """Running trials first, then the best; above them how far the search is, and how long it may take yet."""
+    from rich.table import Table
+
+    ended = sum(trial.has_ended for trial in driver.trials)
+    left = driver.time_left_s()
+    words = [f"{ended} of {driver.opened.num_trials} trials ended, {len(driver.running)} running"]
+    best = driver.best()
+    words += [f"best trial {best.index}: {best.value:.4f}"] if best is not None else []
+    words += [f"about {_clock(left)} left"] if left is not None else []
+    table = Table(title=" · ".join(words), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("trial", "state", "step", driver.opened.metric, "values"):
+        table.add_column(name)
+    for trial in _shown(driver):
+        progress = driver.progress[trial.index]
+        value = trial.value if trial.has_ended else (progress.values[-1] if progress.values else None)
+        style = "bold green" if best is not None and trial.index == best.index else ""
+        table.add_row(
+            str(trial.index),
+            trial.state,
+            f"{progress.step}/{progress.steps}" if progress.steps else "",
+            "" if value is None else f"{value:.4f}",
+            described(trial.params),
+            style=style,
+        )
+    return table
+
+
+def _shown(driver: Driver) -> list[Trial]:
+    sign = 1 if driver.search.mode == "max" else -1
+    running = [trial for trial in driver.trials if not trial.has_ended]
+    ended = [trial for trial in driver.trials if trial.has_ended]
+    ended.sort(key=lambda trial: (trial.value is None, -sign * (trial.value or 0.0)))
+    return [*running, *ended][:_MOST_ROWS]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
