@@ -180,7 +180,7 @@ def test_the_time_limit_is_only_a_pause(
     """A minute, signalled half a minute before its end: slowed down, the run needs several such jobs."""
     run = tmp_path / "run"
     words = ["site.time=1", "site.signal_s=30", "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
-    assert on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "1.3"}).code == 0
+    assert on_slurm("train", write_config(**LONG), *words, env={"SLOW_STEPS": "1.8"}).code == 0
     idle_slurm.await_state(last_job(run), "COMPLETED", timeout=400)
     assert len(list(run.glob("logs/*-*"))) > 1, "one job was enough"
     assert_same_model(run, undisturbed(2))

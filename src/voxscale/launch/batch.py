@@ -30,12 +30,12 @@ from voxscale.launch.sbatch import (
 from voxscale.launch.slurm import JobState, cancel, expand_output, states_of, submit
 from voxscale.runs import RunFolder
 
-TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK = (
-    "train", "open", "collect", "evaluate", "prepare", "script", "check"
+TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH = (
+    "train", "open", "collect", "evaluate", "prepare", "script", "check", "search"
 )  # fmt: skip
 
 
-_END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
+END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _training_job(
             python=python,
             program=RunFolder(root).node_program,
             finish=[*finish_words(request), world, '--limit "$limit"'],
-            node_options=("--echo first", f"--save-time {max(10, site.signal_before_limit_s - _END_S)}"),
+            node_options=("--echo first", f"--save-time {max(10, site.signal_before_limit_s - END_S)}"),
             resumes=True,
             is_own=True,
         ),
@@ -254,7 +254,7 @@ def read_jobs(run: RunFolder) -> list[Submitted]:
 def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
     """A run that waits in the queue, or trains, is not submitted twice."""
     for job, state in unfinished_jobs(run, environ):
-        if job.kind in (OPEN, TRAIN, COLLECT):
+        if job.kind in (OPEN, TRAIN, COLLECT, SEARCH):
             raise InfrastructureError(
                 f"run {run.root}: job {job.id} is {state} for it already",
                 fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",

@@ -85,8 +85,8 @@ def draft_submission(
     nodes_of = look_at_nodes(environ)
     code = own_code(config)
     place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
-    request = make_request(place, config.train.batch, nodes_of)
-    binds = [*_binds(config, root, environ, place.site), *code]
+    request = make_request(place, config.train.batch, nodes_of, preferred=config.train.devices)
+    binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
     cpus = request.cpus or place.site.cpus_per_device * request.devices
     machine = Machine(gpus=request.devices if request.gpus else 0, cpus=cpus)
@@ -168,11 +168,11 @@ def evaluate_on_slurm(
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     code = own_code(config)
     place = replace(place, site=with_code(place.site, code))
-    binds = [*_binds(config, root, environ, place.site), *code]
+    binds = [*binds_for(config, root, environ, place.site), *code]
     if choice.data is not None:
         other = {"source": str(choice.data.resolve()), "format": "auto", "split": None, "synthetic": None}
         given = config.model_copy(update={"data": config.data.model_copy(update=other)})
-        binds += _binds(given, root, environ, place.site)
+        binds += binds_for(given, root, environ, place.site)
     check_place(place.site, request, binds, nodes_of)
     words = evaluation_words(runs, choice)
     jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
@@ -224,7 +224,7 @@ def prepare_on_slurm(
     if config.data.store is not None:
         words = [*(word for word in words if not word.startswith("data.store=")), f"data.store={config.data.store}"]
     nodes_of = look_at_nodes(environ)
-    binds = [*_binds(config, root, environ, place.site), Path(words[0]).parent]
+    binds = [*binds_for(config, root, environ, place.site), Path(words[0]).parent]
     check_place(place.site, Request(), binds, nodes_of)
     return run_on_slurm({PREPARE: prepare_job(root, place.site, binds, words)}, Request(), environ, place, nodes_of)
 
@@ -295,7 +295,8 @@ def _judge_run(run: RunFolder, request: Request, of_scheduler: VoxscaleError) ->
     judge(run, reports, failures, world_size=request.world_size, otherwise=otherwise)
 
 
-def _binds(config: Config, root: Path, environ: Mapping[str, str], site: Site) -> list[Path]:
+def binds_for(config: Config, root: Path, environ: Mapping[str, str], site: Site) -> list[Path]:
+    """The folders that a run's processes read and write, where they run in a container."""
     if site.container is None:
         return []
     known = config.data.synthetic is None or Path(config.data.source).exists()

@@ -81,9 +81,14 @@ def placed_on_ray(
         if address is not None:
             raise ConfigError("--address: this is for a Ray cluster", fix="add --on ray, or leave it out")
         return None
-    if given := [f"--{name.replace('_', '-')}" for name, value in {"site": site, **of_jobs}.items() if value]:
-        raise ConfigError(f"{', '.join(given)}: not for --on ray", fix="leave it out, or use --on slurm")
+    refuse_for_ray(site=site, **of_jobs)
     return RayPlacement(address, nodes, devices, debug_comm)
+
+
+def refuse_for_ray(**of_jobs: object) -> None:
+    """Refuse options that only jobs have."""
+    if given := [f"--{name.replace('_', '-')}" for name, value in of_jobs.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: not for --on ray", fix="leave it out, or use --on slurm")
 
 
 def default_run(config: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
+from typing import Literal
 
 from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config, PerDevice
@@ -25,7 +26,13 @@ def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
     return Allocation.from_env(environ) or read_cluster(environ)
 
 
-def make_request(place: Placement, batch: int | PerDevice, nodes_of: Cluster | Allocation) -> Request:
+def make_request(
+    place: Placement,
+    batch: int | PerDevice,
+    nodes_of: Cluster | Allocation,
+    *,
+    preferred: Literal["auto"] | int = "auto",
+) -> Request:
     """How many nodes and devices: as asked for, or as many as the allocation or the partition's nodes have."""
     site = place.site
     if isinstance(nodes_of, Allocation):
@@ -38,7 +45,8 @@ def make_request(place: Placement, batch: int | PerDevice, nodes_of: Cluster | A
         most = site.gpus.per_node or nodes_of.devices_per_node(site)
         if gpus and place.devices.isdigit():
             most = max(most, int(place.devices))  # whether a node has so many is checked with all else
-    devices, _ = choose_devices(place.devices, Machine(gpus=most if gpus else 0, cpus=most), batch, nodes=nodes)
+    machine = Machine(gpus=most if gpus else 0, cpus=most)
+    devices, _ = choose_devices(place.devices, machine, batch, nodes=nodes, preferred=preferred)
     return Request(nodes, devices, gpus=gpus, cpus=cpus)
 
 

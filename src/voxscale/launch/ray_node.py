@@ -227,7 +227,7 @@ def _lead(ray: Ray) -> Ended:
 def _follow(ray: Ray) -> Ended:
     """On another node: join the head's cluster, and leave it when the command is over."""
     reports, deadline = ray.reports, time.monotonic() + ray.options.wait
-    while not (reports / _ADDRESS).exists():
+    while not ((reports / _ADDRESS).exists() and (reports / _TOKEN).exists()):  # it is gone if the head gives up
         if node._end(reports, 0).exists():
             raise node._UnableError("", "")  # the first node says why
         if time.monotonic() > deadline:
@@ -239,13 +239,13 @@ def _follow(ray: Ray) -> Ended:
         if not ray.lives:
             raise ray.unable("Ray did not start")
         _look(reports)
-    with _noted() as received:
-        while not (reports / _DONE).exists() and not node._end(reports, 0).exists():
-            if not ray.lives:
-                return Ended(stopped=bool(received), lost="Ray ended here before the command did")
-            if received and time.monotonic() > received[0][0] + ray.options.save_time:
-                break
-            time.sleep(_LOOK_S)
+    received = _note_signals()
+    while not (reports / _DONE).exists() and not node._end(reports, 0).exists():
+        if not ray.lives:
+            return Ended(stopped=bool(received), lost="Ray ended here before the command did")
+        if received and time.monotonic() > received[0][0] + ray.options.save_time:
+            break
+        time.sleep(_LOOK_S)
     stopped = (reports / _DONE).exists() and json.loads((reports / _DONE).read_text())["stopped"]
     return Ended(stopped=bool(received) or stopped)
 
@@ -300,34 +300,28 @@ def _run_command(ray: Ray, address: str) -> tuple[int, bool]:
     """
     program = Path(__file__).resolve().with_name("as_rank.py")
     words = [sys.executable, str(program), str(ray.reports), "all", *ray.options.command]
-    told = 0
-    with _noted() as received:
-        command = subprocess.Popen(words, env={**ray.environ, "RAY_ADDRESS": address})
-        while (code := command.poll()) is None:
-            now = time.monotonic()
-            if not received and (ray.reports / STOP).exists():
-                received.append((now, signal.SIGTERM))
-            if told < len(received) and now > received[told][0] + _PASS_ON_S:
-                number = received[told][1]
-                command.send_signal(signal.SIGTERM if number == signal.SIGINT else number)  # INT: a traceback
-                told += 1
-            if received and now > received[0][0] + ray.options.save_time:
-                command.kill()
-            time.sleep(_LOOK_S)
+    received, told = _note_signals(), 0
+    command = subprocess.Popen(words, env={**ray.environ, "RAY_ADDRESS": address})
+    while (code := command.poll()) is None:
+        now = time.monotonic()
+        if not received and (ray.reports / STOP).exists():
+            received.append((now, signal.SIGTERM))
+        if told < len(received) and now > received[told][0] + _PASS_ON_S:
+            number = received[told][1]
+            command.send_signal(signal.SIGTERM if number == signal.SIGINT else number)  # INT: a traceback
+            told += 1
+        if received and now > received[0][0] + ray.options.save_time:
+            command.kill()
+        time.sleep(_LOOK_S)
     return code, bool(received)
 
 
-@contextlib.contextmanager
-def _noted() -> Iterator[list[tuple[float, int]]]:
-    """Signals are noted, with when they came. After the body none is heard: all that is left to do is to end."""
+def _note_signals() -> list[tuple[float, int]]:
+    """From now on signals only become part of this list, with when they came."""
     received: list[tuple[float, int]] = []
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: received.append((time.monotonic(), number)))
-    try:
-        yield received
-    finally:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+    return received
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from voxscale.config.load import read_config
 from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
 from voxscale.launch.outcome import newest_reports, node_failures, read_failure
 from voxscale.launch.slurm import GONE, JobState, states_of
-from voxscale.runs import RunFolder
+from voxscale.runs import RunFolder, SearchFolder
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
@@ -36,6 +37,7 @@ class RunRow:
     age_s: float
     why: str = ""
     job: int | None = None
+    kind: str = "run"  # or search, whose steps are its trials
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,11 +87,32 @@ def _describe_safely(run: RunFolder) -> RunRow:
     """One run whose files are damaged does not hide the others."""
     try:
         return describe_run(run)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, VoxscaleError):
         return RunRow(str(run.root), "damaged", 0, 0, None, None, 0.0)
 
 
+def _describe_search(search: SearchFolder) -> RunRow:
+    """A search in the place of a run: its steps are its trials."""
+    metrics = _read(search.metrics)
+    ledger = search.ledger.read_bytes() if search.ledger.exists() else b""
+    best = metrics.get("best") or {}
+    state = "running" if is_live(RunFolder(search.root)) else metrics.get("state") or "interrupted"
+    section = read_config(search.config).search
+    return RunRow(
+        run=str(search.root),
+        state=state,
+        step=ledger.count(b'"event": "end"'),
+        steps=section.num_points * section.seeds if section is not None else 0,
+        metric=best.get("metric"),
+        best=best.get("value"),
+        age_s=round(max(0.0, time.time() - (search.ledger if ledger else search.config).stat().st_mtime), 1),
+        kind="search",
+    )
+
+
 def describe_run(run: RunFolder) -> RunRow:
+    if (search := SearchFolder(run.root)).exists:
+        return _describe_search(search)
     events = read_events(run.events)
     metrics = _read(run.metrics)
     validated = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
@@ -136,7 +159,8 @@ def render_runs(rows: Sequence[RunRow]) -> str:
 
     cells: list[tuple[str, ...]] = [("RUN", "STATE", "PROGRESS", "BEST", "AGE", "JOB", "WHY")]
     for row in rows:
-        share = f"{row.step}/{row.steps} ({100 * row.step // max(1, row.steps)} %)" if row.steps else "-"
+        unit = " trials" if row.kind == "search" else ""
+        share = f"{row.step}/{row.steps}{unit} ({100 * row.step // max(1, row.steps)} %)" if row.steps else "-"
         best = f"{row.metric} {row.best:.4f}" if row.best is not None else "-"
         why = printable(row.why if len(row.why) <= _WHY else row.why[: _WHY - 1] + "…")
         cells.append((row.run, row.state, share, best, age(row.age_s), str(row.job or "-"), why))
@@ -149,6 +173,9 @@ def render_runs(rows: Sequence[RunRow]) -> str:
 
 
 def _find(folder: Path) -> Iterator[RunFolder]:
+    if SearchFolder(folder).exists:
+        yield from (run for path in sorted(folder.glob("trials/*")) if _is_listed(run := RunFolder(path)))
+        return
     if _is_listed(RunFolder(folder)):
         yield RunFolder(folder)
         return
@@ -162,6 +189,8 @@ def _is_listed(run: RunFolder) -> bool:
     """A run; a script's; or what a job is to open yet. Folds stand for the folder above them."""
     if run.exists:
         return run.plan.exists()
+    if SearchFolder(run.root).exists:
+        return True
     return run.command.exists() or (run.jobs.exists() and not any(run.root.glob("fold-*")))
 
 

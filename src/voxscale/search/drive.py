@@ -18,14 +18,14 @@ from typing import Any
 from voxscale.config.load import read_config
 from voxscale.config.schema import Config
 from voxscale.errors import StoppedEarly, VoxscaleError
-from voxscale.files import write_json
+from voxscale.files import remove, write_json
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import connected, refuse_unfit
 from voxscale.runs import RunFolder, SearchFolder, error_file
 from voxscale.search.driver import Driver
-from voxscale.search.ledger import Ledger, read_ledger
+from voxscale.search.ledger import Ledger
 from voxscale.search.opening import capacity, draft_search, open_search
-from voxscale.search.results import render_results, write_results
+from voxscale.search.results import render_outcome, write_results
 from voxscale.search.screen import open_screen
 from voxscale.train.ownership import claimed
 from voxscale.train.stop import StopRequest
@@ -51,6 +51,7 @@ def search_here(
             driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show)
             at_once = capacity(opened.share, cluster.nodes)
             screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
+            remove(folder.metrics)  # of an earlier start
             state = "failed"
             try:
                 driver.run()
@@ -60,7 +61,7 @@ def search_here(
                 raise
             finally:
                 metrics = write_results(opened, driver.trials, state=state, wall_s=driver.wall_s)
-    return metrics, render_results(opened, read_ledger(folder.ledger).trials, metrics)
+    return metrics, render_outcome(folder.root, metrics)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         if error.is_abrupt:
             os._exit(error.exit_code)
         return error.exit_code
-    print(text, flush=True)
+    print(text.splitlines()[-1], flush=True)
     return 0
 
 

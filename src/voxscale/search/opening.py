@@ -66,18 +66,18 @@ def open_search(
     config: Config, folder: SearchFolder, nodes: Sequence[RayNode], environ: Mapping[str, str], *, fresh: bool = False
 ) -> OpenedSearch:
     """Prepare the data once for all trials, split it once, and write the folder."""
-    search = _section(config)
+    search = section_of(config)
     share, ranks = share_of_trial(search.per_trial, nodes)
     if fresh and folder.exists:
         move_aside(RunFolder(folder.root))
     if folder.exists:
         held = read_config(folder.config)
-        search = search.model_copy(update={"metric": _section(held).metric})
+        search = search.model_copy(update={"metric": section_of(held).metric})
         held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
         return OpenedSearch(folder, held, search, share, ranks)
     machine = look_at_machine(environ)
     config = _settled(config, environ)
-    search = _section(config)
+    search = section_of(config)
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = split_prepared(manifest.cases, config, store)
@@ -123,7 +123,7 @@ def capacity(share: Share, nodes: Sequence[RayNode]) -> int:
     return sum(share.fits(node) for node in nodes)
 
 
-def _section(config: Config) -> Search:
+def section_of(config: Config) -> Search:
     if config.search is None:
         raise ConfigError("search: missing; expected what to search", fix="add a `search:` section with a `space`")
     return config.search
@@ -131,7 +131,7 @@ def _section(config: Config) -> Search:
 
 def _settled(config: Config, environ: Mapping[str, str]) -> Config:
     """What trials share: one place for the store, and the metric that chooses each one's best model."""
-    search = _section(config)
+    search = section_of(config)
     data = config.data.model_copy(update={"store": str(store_root(config.data, environ))})
     changes: dict[str, object] = {"data": data}
     if search.metric is not None and search.mode == "max":
@@ -155,14 +155,14 @@ def _refuse_other(folder: SearchFolder, config: Config) -> None:
     """A search is continued with the config it began with; more trials, or other room for them, are no difference."""
     asked, then = config, read_config(folder.asked)
     found = differences(_without_search(asked), _without_search(then))
-    here, there = plain(_section(asked)), plain(_section(then))
+    here, there = plain(section_of(asked)), plain(section_of(then))
     names = [name for name in here if name not in _FREE_TO_CHANGE and name != "metric"]
     found += [f"search.{name} is {there[name]} there, {here[name]} here" for name in names if here[name] != there[name]]
-    metrics = [_section(each).metric or each.validation.metric for each in (asked, then)]
+    metrics = [section_of(each).metric or each.validation.metric for each in (asked, then)]
     if metrics[0] != metrics[1]:
         found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
-    if _section(asked).num_points < _section(then).num_points:
-        found.append(f"search.trials is {_section(then).num_points} there, {_section(asked).num_points} here")
+    if section_of(asked).num_points < section_of(then).num_points:
+        found.append(f"search.trials is {section_of(then).num_points} there, {section_of(asked).num_points} here")
     if found:
         raise ConfigError.from_findings(
             [f"{folder.root} holds another search:", *(f"  {line}" for line in found)],

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from voxscale.config.load import read_config, render_config
-from voxscale.files import remove, write_csv, write_json, write_text
+from voxscale.files import read_csv, remove, write_csv, write_json, write_text
+from voxscale.runs import SearchFolder
 from voxscale.search.driver import best_trial
 from voxscale.search.ledger import DONE, Trial
 from voxscale.search.opening import OpenedSearch
+
+_SHOWN = 10  # trials
 
 
 def write_results(opened: OpenedSearch, trials: Sequence[Trial], *, state: str, wall_s: float) -> dict[str, Any]:
@@ -115,34 +119,31 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
 
 
-def render_results(opened: OpenedSearch, trials: Sequence[Trial], metrics: dict[str, Any]) -> str:
-    """The table of the best trials in a terminal, and where the rest is."""
-    sign = 1 if opened.search.mode == "max" else -1
-    ranked = sorted(
-        (trial for trial in trials if trial.value is not None), key=lambda t: (-sign * (t.value or 0.0), t.index)
-    )
-    paths = list(opened.search.space)
-    rows = [["trial", "state", *paths, opened.metric, "steps"]]
-    rows += [
-        [
-            str(trial.index),
-            trial.state,
-            *(_text(trial.params[path]) for path in paths),
-            f"{trial.value:.4f}",
-            str(trial.steps),
-        ]
-        for trial in ranked[:10]
+def render_outcome(root: Path, metrics: dict[str, Any]) -> str:
+    """The best trials in a terminal, and where the rest is; read from the folder."""
+    folder = SearchFolder(root)
+    metric = metrics["metric"]
+    config = read_config(folder.config)
+    rows = [row for row in read_csv(folder.table) if row[metric]]
+    sign = 1 if config.search is None or config.search.mode == "max" else -1
+    rows.sort(key=lambda row: (-sign * float(row[metric]), int(row["trial"])))
+    paths = list(config.search.space) if config.search is not None else []
+    cells = [["trial", "state", *paths, metric, "steps"]]
+    cells += [
+        [row["trial"], row["state"], *(_text(row[path]) for path in paths), f"{float(row[metric]):.4f}", row["steps"]]
+        for row in rows[:_SHOWN]
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    if len(rows) > _SHOWN:
+        lines.append(f"{len(rows) - _SHOWN} more in {folder.table}")
     counts = ", ".join(f"{count} {state}" for state, count in metrics["trials"].items() if state != "all")
-    more = f"{len(ranked) - 10} more in {opened.folder.table}\n" if len(ranked) > 10 else ""
-    best = f", best config {opened.folder.best}" if metrics["best"] else ""
-    return (
-        "\n".join(lines)
-        + f"\n{more}{metrics['trials']['all']} trials: {counts}; search folder {opened.folder.root}{best}"
-    )
+    best = f", best config {folder.best}" if metrics["best"] else ""
+    return "\n".join([*lines, f"{metrics['trials']['all']} trials: {counts}; search folder {root}{best}"])
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(_cell(value))
+def _text(cell: str) -> str:
+    try:
+        return f"{float(cell):.4g}"
+    except ValueError:
+        return cell

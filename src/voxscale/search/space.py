@@ -36,6 +36,20 @@ def with_params(config: Config, params: Mapping[str, Any]) -> Config:
     return check_section(Config, content, _PLACE)
 
 
+def render_trials(config: Config) -> tuple[list[dict[str, Any]], str]:
+    """The trials that are known before the search begins, as data and as text: all but those that TPE will choose."""
+    search = config.search
+    if search is None or search.chosen_sampler == "tpe":
+        return [], f"{search.num_points if search else 0} trials, chosen by TPE as the search goes on"
+    points = [propose(search, index, ()) for index in range(search.num_points)]
+    lines = [
+        f"{index}: " + ", ".join(f"{path}={_short(value)}" for path, value in point.items())
+        for index, point in enumerate(points)
+    ]
+    each = f", each with {search.seeds} seeds" if search.seeds > 1 else ""
+    return points, "\n".join([*lines, f"{len(points)} configurations{each}"])
+
+
 def count_points(search: Search) -> int:
     """How many configurations the search tries; each runs `search.seeds` times."""
     return search.num_points

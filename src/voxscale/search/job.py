@@ -1,0 +1,126 @@
+"""A search as a job on SLURM: a Ray cluster over its nodes, and the driver on the first of them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from voxscale.config.load import render_config
+from voxscale.config.schema import Config, PerDevice
+from voxscale.config.site import Site
+from voxscale.files import remove, write_text
+from voxscale.launch.allocation import Allocation
+from voxscale.launch.batch import END_S, SEARCH, Submitted, copy_programs, finish_words, refuse_if_queued
+from voxscale.launch.cluster import Cluster
+from voxscale.launch.cluster_run import binds_for, run_on_slurm
+from voxscale.launch.folder import move_aside
+from voxscale.launch.placing import (
+    check_place,
+    is_of_one_node,
+    look_at_nodes,
+    make_request,
+    own_code,
+    with_code,
+    with_scratch,
+    within_limit,
+)
+from voxscale.launch.ray import RayNode
+from voxscale.launch.ray_job import render_with_ray
+from voxscale.launch.sbatch import (
+    Job,
+    Placement,
+    Request,
+    cpus_per_task,
+    job_name,
+    python_words,
+    refuse_unspeakable,
+    render_sbatch,
+)
+from voxscale.runs import RunFolder, SearchFolder
+from voxscale.search.opening import draft_search, section_of, share_of_trial
+
+_LEDGER_SIZE = 'stat -c %s "$run/trials.jsonl" 2>/dev/null'  # grows whenever there is something new to continue from
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """A search as a job, checked against the cluster; nothing is written yet."""
+
+    folder: SearchFolder
+    config: Config
+    job: Job
+    place: Placement
+    nodes_of: Cluster | Allocation
+
+    def as_text(self) -> str:
+        return render_sbatch(self.job, self.place.site)
+
+
+def draft_search_job(
+    config: Config, root: Path, environ: Mapping[str, str], place: Placement, *, fresh: bool
+) -> SearchJob:
+    """Check everything that can be checked before a job waits for hours."""
+    refuse_unspeakable(root)
+    folder = draft_search(config, root, fresh=fresh)
+    config = with_scratch(config, place.site, environ)
+    nodes_of, code = look_at_nodes(environ), own_code(config)
+    place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
+    request = make_request(place, PerDevice(per_device=1), nodes_of)
+    share_of_trial(section_of(config).per_trial, [_as_ray_node(place.site, request)])
+    binds = [*binds_for(config, root, environ, place.site), *code]
+    check_place(place.site, request, binds, nodes_of)
+    if is_of_one_node(root):
+        print(f"warning: {root}: nodes rarely share this folder; choose another with --run", file=sys.stderr)
+    return SearchJob(folder, config, search_job(root, place.site, request, binds), place, nodes_of)
+
+
+def search_on_slurm(draft: SearchJob, environ: Mapping[str, str], *, fresh: bool) -> list[Submitted]:
+    """Submit the search and, unless detached, follow it to its end; inside an allocation it runs there and then.
+
+    Raises what made it fail or stop early.
+    """
+    run = RunFolder(draft.folder.root)
+    refuse_if_queued(run, environ)
+    if fresh and draft.folder.exists:
+        move_aside(run)
+    run.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run.root.chmod(0o700)
+    remove(run.metrics)  # of an earlier start
+    write_text(draft.folder.asked, render_config(draft.config))
+    copy_programs(run)
+    return run_on_slurm({SEARCH: draft.job}, draft.job.request, environ, draft.place, draft.nodes_of)
+
+
+def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> Job:
+    """The job that drives a search; at its time limit the trials save, and it is queued again."""
+    nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
+    return Job(
+        name=job_name(root.name),
+        purpose=f"voxscale: search with Ray on {nodes}; by hand: sbatch THIS_FILE",
+        folder=root,
+        request=request,
+        lines=render_with_ray(
+            shlex.quote(str(root)),
+            '-m voxscale.search.drive "$run" --reports "$reports"',
+            site,
+            request,
+            python=python_words(binds, site, gpus=request.gpus),
+            folder=RunFolder(root),
+            finish=[*finish_words(request), '--limit "$limit"'],
+            node_options=(f"--save-time {max(10, site.signal_before_limit_s - END_S)}",),
+            resumes=True,
+            is_own=True,
+            saved=_LEDGER_SIZE,
+        ),
+        resumes=True,
+        binds=tuple(binds),
+        is_own=True,
+    )
+
+
+def _as_ray_node(site: Site, request: Request) -> RayNode:
+    """A node of the job as its Ray will have it."""
+    return RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
