@@ -159,6 +159,11 @@ class SearchFolder:
     def metrics(self) -> Path:
         return self.root / "metrics.json"
 
+    @property
+    def steps(self) -> Path:
+        """The steps of all trials when the search last stopped: a job that adds none is not queued again."""
+        return self.root / "launch" / "steps"
+
     def trial(self, index: int) -> RunFolder:
         return RunFolder(self.root / "trials" / f"{index:04d}")
 

@@ -105,20 +105,20 @@ def meet(
     arrival: dict[str, Any] = {"node": names[index], "host": socket.gethostname(), "address": address}
     if index == 0:
         arrival.update(port=_free_port(address), run_id=uuid.uuid4().hex)
-    _write(_arrival(reports, index), arrival)
+    write_whole(arrival_file(reports, index), arrival)
     _use_interface(interface or next((name for name, its in interfaces().items() if its == address), None))
     deadline = time.monotonic() + patience_s
-    while missing := [number for number in range(nodes) if not _arrival(reports, number).exists()]:
+    while missing := [number for number in range(nodes) if not arrival_file(reports, number).exists()]:
         if time.monotonic() > deadline:
             absent = ", ".join(names[number] for number in missing)
-            raise _UnableError(
+            raise UnableError(
                 f"{absent} did not come within {patience_s:.0f} s; {nodes - len(missing)} of {nodes} nodes are here",
                 f"see whether {absent} can reach {reports}, and start there: srun -w NODE ls DIR",
             )
         time.sleep(0.05)
-    if any(_end(reports, number).exists() for number in range(nodes)):
-        raise _UnableError("", "")  # another node says why
-    head = json.loads(_arrival(reports, 0).read_text())
+    if any(end_file(reports, number).exists() for number in range(nodes)):
+        raise UnableError("", "")  # another node says why
+    head = json.loads(arrival_file(reports, 0).read_text())
     return Place(index, nodes, address, f"{head['address']}:{head['port']}", head["run_id"])
 
 
@@ -148,7 +148,7 @@ def interfaces() -> dict[str, str]:
 def _address_of(interface: str) -> str:
     known = interfaces()
     if interface not in known:
-        raise _UnableError(
+        raise UnableError(
             f"no interface {interface} with an address; found {', '.join(known)}",
             "set `interface` in the site to one that every node has, or leave it out",
         )
@@ -271,19 +271,19 @@ def _watching(reports: Path | None) -> Iterator[None]:
 def _outlast(patience_s: float, done: threading.Event) -> bool:
     """Whether there are children for so long, and nothing is done."""
     deadline = time.monotonic() + patience_s
-    while _children() and not done.wait(0.5):
+    while living_children() and not done.wait(0.5):
         if time.monotonic() > deadline:
             return True
     return False
 
 
 def signal_children(number: int) -> None:
-    for child in _children():
+    for child in living_children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
 
-def _children() -> list[int]:
+def living_children() -> list[int]:
     """Those that live: ended ones stay listed until somebody asks how they ended."""
     own = os.getpid()
     return [child for child in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()) if _lives(child)]
@@ -296,13 +296,13 @@ def _lives(child: int) -> bool:
         return False
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """What copies the ranks' output becomes a child of this process, which can then wait for the last lines."""
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1)
 
 
-def _await_children(patience_s: float) -> None:
+def await_children(patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     with contextlib.suppress(ChildProcessError):  # there are no more
         while time.monotonic() < deadline:
@@ -319,18 +319,18 @@ def run_node(options: argparse.Namespace) -> int:
     if index == 0:
         (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
     failures: list[RankFailure] = []
-    _adopt_orphans()
+    adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _raise_early)
+        signal.signal(number, raise_early)
     unable: tuple[str, ...] = ()
     try:
-        _refuse_unfit(options)
+        refuse_unfit(options)
         failures, received = _start(options, reports)
-        _await_children(_FLUSH_S)
+        await_children(_FLUSH_S)
         stopped = bool(received) or bool(failures and all(failure.exit_code == STOPPED for failure in failures))
-    except _EarlySignal:  # the ranks had not begun
+    except EarlySignal:  # the ranks had not begun
         stopped = True
-    except _UnableError as error:
+    except UnableError as error:
         stopped, unable = False, error.args
         if unable[0]:
             print("error: {}: {}\n  fix: {}".format(socket.gethostname(), *unable), file=sys.stderr, flush=True)
@@ -346,34 +346,35 @@ def run_node(options: argparse.Namespace) -> int:
         "wall_s": round(time.monotonic() - began, 3),
         **(dict(zip(("unable", "fix"), unable)) if unable else {}),  # noqa: B905 since Python 3.10
     }
-    _write(_end(reports, index), end)
+    write_whole(end_file(reports, index), end)
     if unable:
-        _write(_arrival(reports, index), {"node": socket.gethostname()})  # the others wait for it, then find the end
+        # the others wait for it, then find the end
+        write_whole(arrival_file(reports, index), {"node": socket.gethostname()})
     return 4 if unable else 1 if failures and not stopped else 0
 
 
-def _refuse_unfit(options: argparse.Namespace) -> None:
+def refuse_unfit(options: argparse.Namespace) -> None:
     """What keeps this node from starting the command, as far as it can be told before."""
     folder, script = options.chdir or Path(), options.command[0]
     fix = "every node has to have the script, its folder, and torch"
     if not folder.is_dir():
-        raise _UnableError(f"no folder {folder}", fix)
+        raise UnableError(f"no folder {folder}", fix)
     if not script.startswith("-") and not (folder / script).is_file():
-        raise _UnableError(f"no script {script}", fix)
+        raise UnableError(f"no script {script}", fix)
     if not options.plain and importlib.util.find_spec("torch") is None:
-        raise _UnableError(f"no torch in {sys.executable}", fix)
+        raise UnableError(f"no torch in {sys.executable}", fix)
 
 
-class _UnableError(Exception):
+class UnableError(Exception):
     """This node cannot start its ranks: why, and how to mend it."""
 
 
-class _EarlySignal(BaseException):
+class EarlySignal(BaseException):
     """A signal came before there were ranks to pass it on to."""
 
 
-def _raise_early(number: int, frame: Any) -> None:
-    raise _EarlySignal
+def raise_early(number: int, frame: Any) -> None:
+    raise EarlySignal
 
 
 def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure], list[signal.Signals]]:
@@ -390,7 +391,7 @@ def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure
             hosts=options.hosts.split(",") if options.hosts else (),
         )
     else:
-        _write(_arrival(reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
+        write_whole(arrival_file(reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
     program = Path(__file__).resolve().with_name("as_rank.py")
     as_rank = [str(program), str(reports), options.echo, *options.command]
     if options.plain:
@@ -415,15 +416,15 @@ def _index_of(options: argparse.Namespace) -> int:
     return slurm_index() if options.index is None else int(options.index)
 
 
-def _arrival(reports: Path, index: int) -> Path:
+def arrival_file(reports: Path, index: int) -> Path:
     return reports / f"node-{index:04d}.json"
 
 
-def _end(reports: Path, index: int) -> Path:
+def end_file(reports: Path, index: int) -> Path:
     return reports / f"node-{index:04d}.end.json"
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_whole(path: Path, content: dict[str, Any]) -> None:
     """Write a file that appears whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.write_text(json.dumps(content))

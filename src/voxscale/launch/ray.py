@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from voxscale.errors import InfrastructureError
+from voxscale.files import is_locked, locked
 from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.ray_access import ANSWER_S, check_token, credentials, parse_address, refuse_silent, write_token
 from voxscale.plan.resources import Machine
 
 PLACE_S = 60.0  # for a cluster to give what was asked of it, once others have left
 _OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; this is the least that Ray takes
+_PREFIX, _LOCK = "vx-", "lock"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "ONEDNN_", "PYTHONPATH", "VOXSCALE_")
 _SAME_EVERYWHERE = "every node needs voxscale in the Python that runs Ray, and the run's folder; choose it with --run"
 
@@ -132,11 +136,13 @@ def look_at_nodes() -> list[RayNode]:
 
 @contextlib.contextmanager
 def _own_cluster(machine: Machine) -> Iterator[None]:
-    folder = Path(tempfile.mkdtemp(prefix="vx-", dir=_short_folder()))  # Ray opens its own folder to all, so: inside
+    parent = _short_folder()
+    _sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # Ray opens its own folder to all, so: inside
     token = folder / "token"
     try:
         write_token(token)
-        with _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)):
+        with locked(folder / _LOCK), _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)):
             _init(
                 "Ray could not be started on this machine",
                 address="local",
@@ -152,10 +158,18 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _short_folder() -> str:
+def _short_folder() -> Path:
     """Ray's sockets lie deep below it, and the path of a socket has 107 characters."""
     folder = tempfile.gettempdir()
-    return folder if len(folder) <= 20 else "/tmp"  # noqa: S108 mkdtemp makes the name
+    return Path(folder if len(folder) <= 20 else "/tmp")  # noqa: S108 mkdtemp makes the name
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what clusters of ours have left whose process was killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and (folder / _LOCK).exists() and not is_locked(folder / _LOCK):
+                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -172,6 +186,7 @@ def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
 def _init(otherwise: str, **options: Any) -> None:
     import ray
 
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         ray.init(**options, namespace="voxscale", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ConnectionError, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -182,6 +197,10 @@ def _init(otherwise: str, **options: Any) -> None:
             if options["address"] != "local"
             else "see whether there is room in /tmp and memory",
         ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray puts its own in their place
+                signal.signal(number, handler)
     with contextlib.suppress(ImportError, AttributeError):  # what Ray prints about lost nodes is ours to say, shorter
         from ray._private.ray_logging import global_worker_stdstream_dispatcher
 

@@ -83,18 +83,18 @@ def run_ray_node(options: argparse.Namespace) -> int:
     index = node.slurm_index() if options.nodes > 1 else 0
     if index == 0:
         (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
-    node._adopt_orphans()
+    node.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, node._raise_early)
+        signal.signal(number, node.raise_early)
     unable: tuple[str, ...] = ()
     try:
-        node._refuse_unfit(options)
+        node.refuse_unfit(options)
         if importlib.util.find_spec("ray") is None:
-            raise node._UnableError(f"no ray in {sys.executable}", "pip install 'voxscale[ray]'")
+            raise node.UnableError(f"no ray in {sys.executable}", "pip install 'voxscale[ray]'")
         ended = _take_part(options, index)
-    except node._EarlySignal:  # the command had not begun
+    except node.EarlySignal:  # the command had not begun
         ended = Ended(stopped=True)
-    except node._UnableError as error:
+    except node.UnableError as error:
         unable, ended = error.args, Ended((node.RankFailure(-1, 4, time.time()),) if error.args[0] else ())
         if unable[0]:
             print("error: {}: {}\n  fix: {}".format(socket.gethostname(), *unable), file=sys.stderr, flush=True)
@@ -116,9 +116,9 @@ def _leave_word(reports: Path, index: int, ended: Ended, unable: tuple[str, ...]
         **(dict(zip(("unable", "fix"), unable)) if unable else {}),  # noqa: B905 since Python 3.10
         **({"lost": ended.lost} if ended.lost else {}),
     }
-    node._write(node._end(reports, index), end)
+    node.write_whole(node.end_file(reports, index), end)
     if unable:  # the others wait for its arrival, then find the end
-        node._write(node._arrival(reports, index), {"node": socket.gethostname()})
+        node.write_whole(node.arrival_file(reports, index), {"node": socket.gethostname()})
 
 
 def _take_part(options: argparse.Namespace, index: int) -> Ended:
@@ -128,7 +128,8 @@ def _take_part(options: argparse.Namespace, index: int) -> Ended:
     if options.nodes > 1:
         place = node.meet(options.reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
     else:
-        node._write(node._arrival(options.reports, 0), {"node": socket.gethostname(), "host": socket.gethostname()})
+        host = socket.gethostname()
+        node.write_whole(node.arrival_file(options.reports, 0), {"node": host, "host": host})
     with _own_folder() as folder:
         ray = Ray(options, place, folder)
         return _lead(ray) if index == 0 else _follow(ray)
@@ -197,10 +198,10 @@ class Ray:
     def lives(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def unable(self, what: str) -> node._UnableError:
+    def unable(self, what: str) -> node.UnableError:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         said = "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines[-3:])
-        return node._UnableError(f"{what}: {said or 'it said nothing'}", f"see {self.log}")
+        return node.UnableError(f"{what}: {said or 'it said nothing'}", f"see {self.log}")
 
 
 def _lead(ray: Ray) -> Ended:
@@ -212,15 +213,15 @@ def _lead(ray: Ray) -> Ended:
             _write_secret(ray.reports / _TOKEN, secret)
         ray.start("--head", "--port=0", "--include-dashboard=false", f"--ray-client-server-port={_client_port()}")
         address = _head_address(ray)
-        node._write(ray.reports / _ADDRESS, {"address": address})
+        node.write_whole(ray.reports / _ADDRESS, {"address": address})
         _await_nodes(ray, address)
     finally:
         (ray.reports / _TOKEN).unlink(missing_ok=True)
-    node._write(ray.reports / _READY, {"address": address})
+    node.write_whole(ray.reports / _READY, {"address": address})
     code, told = _run_command(ray, address)
     failures = (node.RankFailure(0, code, time.time()),) if code else ()
     stopped = told or code == node.STOPPED
-    node._write(ray.reports / _DONE, {"stopped": stopped})
+    node.write_whole(ray.reports / _DONE, {"stopped": stopped})
     return Ended(failures, stopped, "" if ray.lives else "Ray's head ended before the command did")
 
 
@@ -228,19 +229,19 @@ def _follow(ray: Ray) -> Ended:
     """On another node: join the head's cluster, and leave it when the command is over."""
     reports, deadline = ray.reports, time.monotonic() + ray.options.wait
     while not ((reports / _ADDRESS).exists() and (reports / _TOKEN).exists()):  # it is gone if the head gives up
-        if node._end(reports, 0).exists():
-            raise node._UnableError("", "")  # the first node says why
+        if node.end_file(reports, 0).exists():
+            raise node.UnableError("", "")  # the first node says why
         if time.monotonic() > deadline:
-            raise node._UnableError(f"Ray's head did not start within {ray.options.wait:.0f} s", f"see {reports}")
+            raise node.UnableError(f"Ray's head did not start within {ray.options.wait:.0f} s", f"see {reports}")
         _look(reports)
     _write_secret(ray.token, (reports / _TOKEN).read_text())
     ray.start("--address=" + json.loads((reports / _ADDRESS).read_text())["address"])
-    while not (reports / _READY).exists() and not node._end(reports, 0).exists():
+    while not (reports / _READY).exists() and not node.end_file(reports, 0).exists():
         if not ray.lives:
             raise ray.unable("Ray did not start")
         _look(reports)
     received = _note_signals()
-    while not (reports / _DONE).exists() and not node._end(reports, 0).exists():
+    while not (reports / _DONE).exists() and not node.end_file(reports, 0).exists():
         if not ray.lives:
             return Ended(stopped=bool(received), lost="Ray ended here before the command did")
         if received and time.monotonic() > received[0][0] + ray.options.save_time:
@@ -273,14 +274,14 @@ def _await_nodes(ray: Ray, address: str) -> None:
     while (code := watcher.poll()) is None:
         if not ray.lives:
             raise ray.unable("Ray's head did not start")
-        if any(node._end(ray.reports, number).exists() for number in range(1, nodes)):
-            raise node._UnableError("", "")  # another node says why
+        if any(node.end_file(ray.reports, number).exists() for number in range(1, nodes)):
+            raise node.UnableError("", "")  # another node says why
         if time.monotonic() > deadline:
             addresses = (seen.read_text().splitlines() or [""])[-1].split()
-            arrivals = [json.loads(node._arrival(ray.reports, number).read_text()) for number in range(nodes)]
+            arrivals = [json.loads(node.arrival_file(ray.reports, number).read_text()) for number in range(nodes)]
             absent = ", ".join(each["node"] for each in arrivals if each.get("address", address) not in addresses)
             what = f"Ray has {len(addresses)} of {nodes} nodes after {ray.options.wait:.0f} s: {absent} did not join"
-            raise node._UnableError(what, f"see {ray.reports}/ray-*.log, and whether {absent} can reach {address}")
+            raise node.UnableError(what, f"see {ray.reports}/ray-*.log, and whether {absent} can reach {address}")
         _look(ray.reports)
     if code:
         raise ray.unable("Ray's head does not tell its nodes")
@@ -289,7 +290,7 @@ def _await_nodes(ray: Ray, address: str) -> None:
 def _look(reports: Path) -> None:
     """Wait a moment before the command has begun; it need not begin if it is to stop."""
     if (reports / STOP).exists():
-        raise node._EarlySignal
+        raise node.EarlySignal
     time.sleep(_LOOK_S)
 
 
@@ -356,11 +357,11 @@ def _sweep(root: Path) -> None:
 def _end_children() -> None:
     """End all that descends from this process; what lost its parent has become a child of this one."""
     node.signal_children(signal.SIGTERM)
-    node._await_children(_END_S)
+    node.await_children(_END_S)
     deadline = time.monotonic() + _END_S
-    while node._children() and time.monotonic() < deadline:
+    while node.living_children() and time.monotonic() < deadline:
         node.signal_children(signal.SIGKILL)
-        node._await_children(_LOOK_S)
+        node.await_children(_LOOK_S)
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -375,7 +376,7 @@ def _client_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    raise node._UnableError("no free port for Ray", f"free some of {_CLIENT_PORTS[0]} to {_CLIENT_PORTS[-1]}")
+    raise node.UnableError("no free port for Ray", f"free some of {_CLIENT_PORTS[0]} to {_CLIENT_PORTS[-1]}")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -124,7 +124,8 @@ def node_words(run: RunFolder, request: Request, reports: Path, rest: Sequence[s
 def worker_words(run: RunFolder, request: Request, reports: Path) -> list[str]:
     """The rest of a node's words where it trains a run."""
     worker = ["-m", "voxscale.train.worker", str(run.root), "--reports", str(reports)]
-    return ["--echo", "first", "--", *worker, "--world-size", str(request.world_size)]
+    alone = ["--plain"] if request.world_size == 1 else []  # torchrun's own imports take as long as a short trial
+    return ["--echo", "first", *alone, "--", *worker, "--world-size", str(request.world_size)]
 
 
 def next_reports(run: RunFolder) -> Path:

@@ -283,8 +283,8 @@ class Driver:
         deadline = time.monotonic() + SAVE_TIME_S + 5
         while self.running and time.monotonic() < deadline:
             self._look()
-        steps = {trial.name: self.progress[trial.index].step for trial in self.trials if trial.state == WAITING}
-        self._ledger.write("stop", reason=self._stop.reason, steps=steps)
+        self._ledger.write("stop", reason=self._stop.reason)
+        write_text(self.opened.folder.steps, f"{sum(progress.step for progress in self.progress.values())}\n")
         ended = sum(trial.has_ended for trial in self.trials)
         raise StoppedEarly(
             f"stopped by {self._stop.reason}; {ended} of {self.opened.num_trials} trials have ended, "

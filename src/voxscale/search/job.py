@@ -42,7 +42,7 @@ from voxscale.launch.sbatch import (
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.opening import draft_search, section_of, share_of_trial
 
-_LEDGER_SIZE = 'stat -c %s "$run/trials.jsonl" 2>/dev/null'  # grows whenever there is something new to continue from
+_STEPS = 'cat "$run/launch/steps" 2>/dev/null'  # changes whenever there is something new to continue from
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> J
             node_options=(f"--save-time {max(10, site.signal_before_limit_s - END_S)}",),
             resumes=True,
             is_own=True,
-            saved=_LEDGER_SIZE,
+            saved=_STEPS,
         ),
         resumes=True,
         binds=tuple(binds),

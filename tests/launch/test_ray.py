@@ -1,0 +1,238 @@
+"""`--on ray`: the same training as on this machine, on real Ray clusters of several raylets, and what is refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY, Cli, Finished
+from lab.ray import RayLab, Seat, await_step, kill, ranks_in
+from voxscale.launch.ray import RayNode, Share
+from voxscale.train.events import read_events
+
+pytest_plugins = ["lab.ray"]
+
+TWO_NODES = ("--on", "ray", "--nodes", "2", "--devices", "1")
+SCRIPT = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
+sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
+"""
+HIDE_RAY = "import sys; sys.modules['ray'] = None; from voxscale.cli import main; main()"
+LIST_RAY = (
+    "import sys, contextlib\nfrom voxscale.cli import main\n"
+    "with contextlib.suppress(SystemExit): main()\n"
+    "print([name for name in sys.modules if name.split('.')[0] in ('ray', 'optuna')], file=sys.stderr)"
+)
+
+
+def stream(run: Path) -> dict[int, list[str]]:
+    """The cases of each step; a step that was taken twice counts as it was taken last."""
+    return {event["step"]: event["cases"] for event in read_events(run / "events.jsonl") if event["event"] == "train"}
+
+
+def metrics(run: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((run / "metrics.json").read_text())
+    return content
+
+
+def assert_same_training(run: Path, other: Path) -> None:
+    assert stream(run) == stream(other)
+    assert (run / "cases.csv").read_bytes() == (other / "cases.csv").read_bytes()
+    assert metrics(run)["weights_sha256"] == metrics(other)["weights_sha256"]
+    assert metrics(run)["summary"] == metrics(other)["summary"]
+
+
+@pytest.fixture(scope="module")
+def config(seat: Seat) -> Path:
+    return seat.write("c.yaml")
+
+
+@pytest.fixture(scope="module")
+def local(seat: Seat, config: Path) -> Path:
+    """Two ranks on this machine."""
+    done = seat.run("train", config, "--devices", "2", "--run", "local")
+    assert done.code == 0, done.err
+    return seat.folder / "local"
+
+
+def test_two_nodes_of_a_cluster_train_as_two_devices_do(
+    ray_cluster: RayLab, seat: Seat, config: Path, local: Path
+) -> None:
+    done = seat.run("train", config, *TWO_NODES, "--run", "on-ray", **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+    run = seat.folder / "on-ray"
+    assert metrics(run)["world_size"] == 2
+    assert len(stream(run)) == 15
+    assert_same_training(run, local)
+    assert len(list(run.glob("logs/ray-0/rank-*.log"))) == 2
+
+
+def test_a_killed_rank_is_started_again_from_the_checkpoint(
+    ray_cluster: RayLab, seat: Seat, config: Path, local: Path
+) -> None:
+    run = seat.folder / "killed"
+    with seat.slowly() as at_full_speed, seat.started(
+        "train", config, *TWO_NODES, "--run", run, **ray_cluster.environ
+    ) as command:  # fmt: skip
+        await_step(run, 6)
+        first, second = ranks_in(run)
+        assert ray_cluster.node_of(first) != ray_cluster.node_of(second)
+        kill(second)
+        at_full_speed()
+        done = seat.end_of(command)
+    assert done.code == 0, done.err
+    assert "starting again from the last checkpoint" in done.err
+    resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
+    assert len(resumed) == 1
+    assert resumed[0] >= 5
+    assert_same_training(run, local)
+    assert ray_cluster.num_alive() == 3
+
+
+def test_a_script_runs_as_ranks_and_its_failure_is_told(ray_cluster: RayLab, seat: Seat) -> None:
+    script = seat.folder / "own.py"
+    script.write_text(SCRIPT)
+    done = seat.run("launch", script, *TWO_NODES, "--run", "fine", "--", "0", **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert sorted(line for line in done.out.splitlines() if line.startswith("rank")) == [
+        "rank 0 of 2 ['0']",
+        "rank 1 of 2 ['0']",
+    ]
+    failed = seat.run("launch", script, *TWO_NODES, "--run", "failing", "--", "7", **ray_cluster.environ)
+    assert failed.code == 7, (failed.code, failed.err)
+    assert "rank 1" in failed.err
+    assert "Traceback" not in failed.err
+    assert ray_cluster.num_alive() == 3
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Takes connections and says nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield listener.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("auto", 2, "found 'auto', expected HOST:PORT; `auto` could join a stranger's cluster"),
+        ("ray://host:10001", 2, "expected HOST:PORT"),
+        ("127.0.0.1:{free}", 4, "does not answer (Connection refused)"),
+    ],
+)
+def test_an_address_that_is_none(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path, address: str, code: int, words: str
+) -> None:
+    where = address.format(free=free_port())
+    done = cli_here("train", write_config(), "--on", "ray", "--address", where, "--run", tmp_path / "run")
+    assert done.code == code, done.err
+    assert words in " ".join(done.err.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.cluster
+def test_a_server_that_never_answers(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path, silent_port: int
+) -> None:
+    began = time.monotonic()
+    address = f"127.0.0.1:{silent_port}"
+    done = cli_here("train", write_config(), "--on", "ray", "--address", address, "--run", tmp_path / "run")
+    assert done.code == 4, done.err
+    assert f"Ray at {address}: is not healthy" in done.err
+    assert time.monotonic() - began < 25
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_token_and_none_are_refused(ray_cluster: RayLab, seat: Seat, config: Path) -> None:
+    wrong = seat.folder / "wrong"
+    wrong.write_text("0" * 64)
+    asked = ("train", config, *TWO_NODES, "--run", "refused")
+    with_wrong = {**ray_cluster.environ, "RAY_AUTH_TOKEN_PATH": str(wrong)}
+    with seat.started(*asked, **with_wrong) as one, seat.started(*asked, RAY_ADDRESS=ray_cluster.address) as other:
+        refused, nameless = seat.end_of(one), seat.end_of(other)
+    assert refused.code == nameless.code == 4
+    assert f"Ray at {ray_cluster.address}: refuses our token" in refused.err
+    assert f"Ray at {ray_cluster.address}: asks for a token" in nameless.err
+    assert "RAY_AUTH_TOKEN_PATH=FILE" in nameless.err
+    assert not (seat.folder / "refused").exists()
+
+
+def test_an_open_cluster_is_joined_with_one_warning(seat: Seat, config: Path) -> None:
+    with RayLab(nodes=1, cpus=1, token=False) as lab:
+        done = seat.run("train", config, "--on", "ray", "--nodes", "9", "--run", "none", RAY_ADDRESS=lab.address)
+    assert done.code == 4
+    warnings = [line for line in done.err.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1, done.err
+    assert "asks for no token" in warnings[0]
+    assert "RAY_AUTH_MODE=token" in warnings[0]
+    assert "--nodes 9: the Ray cluster has 1" in done.err
+    assert not (seat.folder / "none").exists()
+
+
+@pytest.mark.parametrize("verb", [("train", "--on", "ray"), ("search",)])
+def test_without_ray_the_error_says_how_to_install_it(
+    run_python: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    config = write_config(search={"space": {"optimizer.lr": {"grid": [1e-3]}}})
+    done = run_python("-c", HIDE_RAY, verb[0], config, *verb[1:], "--run", tmp_path / "run")
+    assert done.code == 4, done.err
+    assert "no ray in" in done.err
+    assert "pip install 'voxscale[ray]'" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("train", "{config}", "--dry-run")])
+def test_nothing_but_ray_itself_loads_ray(
+    run_python: Callable[..., Finished], write_config: Callable[..., Path], words: tuple[str, ...]
+) -> None:
+    config = write_config(search={"space": {"optimizer.lr": {"grid": [1e-3]}}})
+    done = run_python("-c", LIST_RAY, *(word.format(config=config) for word in words))
+    assert done.err.splitlines()[-1] == "[]", done.err
+
+
+def test_ray_and_optuna_are_known_in_few_places() -> None:
+    """`ray_node.py` is a program of its own, which a job starts; nothing imports it."""
+    sources = REPOSITORY / "src" / "voxscale"
+    allowed = {"launch/ray.py", "launch/ray_node.py"}
+    found = set()
+    for path in sources.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if {name.split(".")[0] for name in names} & {"ray", "optuna"}:
+                found.add(str(path.relative_to(sources)))
+            assert "voxscale.launch.ray_node" not in names, path
+    assert {name for name in found if not name.startswith("search/")} == allowed
+
+
+@pytest.mark.parametrize(
+    ("share", "node", "room"),
+    [
+        (Share(1), RayNode("n", "h", 4, 0), 4),
+        (Share(3), RayNode("n", "h", 4, 0), 1),
+        (Share(5), RayNode("n", "h", 4, 0), 0),
+        (Share(1, 0.1), RayNode("n", "h", 64, 1), 10),  # 1 / 0.1 is a little less in some roundings
+        (Share(1, 0.3), RayNode("n", "h", 64, 1), 3),
+        (Share(8, 1), RayNode("n", "h", 16, 4), 2),
+        (Share(1, 1), RayNode("n", "h", 16, 0), 0),
+    ],
+)
+def test_how_many_shares_a_node_has_room_for(share: Share, node: RayNode, room: int) -> None:
+    assert share.fits(node) == room
