@@ -7,9 +7,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sysconfig
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,19 @@ import yaml
 from conftest import RECIPES, REPOSITORY, Cli, Finished
 from lab.conf import Shape
 from lab.containers import Apptainer
-from lab.slurm import SlurmLab
+from lab.ray import MARK, kill, marked, without_ray
+from lab.slurm import SlurmLab, until
 from voxscale.config.load import make_config, parse_yaml, plain
 from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic import ensure_like
 from voxscale.launch.needs import describe
+from voxscale.search.space import check_space
 
+DRIVER = """
+import ray
+ray.init(log_to_driver=False)
+assert len(ray.nodes()) == 2
+"""
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
@@ -103,6 +112,7 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
             "show",
             "prepare",
             "train",
+            "search",
             "evaluate",
             "predict",
             "launch",
@@ -120,17 +130,24 @@ def cluster_checkout(checkout: Path, idle_slurm: SlurmLab, monkeypatch: pytest.M
     for name, value in idle_slurm.environ.items():
         monkeypatch.setenv(name, value)
     (checkout / "site.yaml").write_text("cpus_per_device: 1\n")
+    copy_scripts(checkout)
+    return checkout
+
+
+def copy_scripts(folder: Path) -> None:
+    """A user's own: for ranks, for one process, and a program that uses Ray."""
     ladder = REPOSITORY / "examples" / "ladder"
     for name, copy in {"3_torchrun.py": "train.py", "1_single.py": "single.py", "blobs.py": "blobs.py"}.items():
-        shutil.copy(ladder / name, checkout / copy)
-    return checkout
+        shutil.copy(ladder / name, folder / copy)
+    (folder / "driver.py").write_text(DRIVER)
 
 
 @pytest.mark.slurm
 def test_the_cluster_takes_what_its_page_submits(cluster_checkout: Path, cli_here: Cli) -> None:
     """Held against the real cluster, but not run; what waits for an earlier job of the page is left out."""
-    lines = "".join(blocks(REPOSITORY / "docs" / "slurm.md", "bash")).splitlines()
-    tried = [shlex.split(line)[1:] for line in lines if re.match("voxscale (train|launch) .*--on slurm", line)]
+    pages = [REPOSITORY / "docs" / name for name in ("slurm.md", "search.md")]
+    lines = "".join(block for page in pages for block in blocks(page, "bash")).splitlines()
+    tried = [shlex.split(line)[1:] for line in lines if re.match("voxscale (train|launch|search) .*--on slurm", line)]
     assert tried
     for words in tried:
         done = cli_here(words[0], "--dry-run", *(word for word in words[1:] if word != "--dry-run"))
@@ -147,8 +164,88 @@ def test_the_cluster_page_can_be_followed(
     for job in json.loads(Path("runs/later/launch/jobs.json").read_text())["jobs"]:
         idle_slurm.await_state(job["id"], "COMPLETED", timeout=60)
     states = {Path(row["run"]).name: row["state"] for row in cli_here("runs", "--json").json["runs"]}
-    assert states == dict.fromkeys(("two-nodes", "later", "train", "train-2", "single"), "done")
+    assert states == dict.fromkeys(("two-nodes", "later", "train", "train-2", "single", "rates", "driver"), "done")
     assert Path("runs/later/evaluations/test/cases.csv").exists()
+
+
+@pytest.mark.ray
+def test_the_page_of_searches_can_be_followed(checkout: Path, cli: Cli, cli_here: Cli) -> None:
+    """The first search with one trial, extended by one; of the others the space is checked, or the job elsewhere."""
+    first, extended, on_slurm, distmis, carried = blocks(REPOSITORY / "docs" / "search.md", "bash")
+    search, listing, train = [shlex.split(line)[1:] for line in first.splitlines()]
+    for words, trials in ((search, 1), (shlex.split(extended)[1:], 2)):
+        done = cli(*words, f"search.trials={trials}", "train.epochs=2", "track=none")
+        assert done.code == 0, done.err
+        assert json.loads(Path("runs/rates/metrics.json").read_text())["trials"] == {"all": trials, "done": trials}
+    assert cli_here(*listing, "--json").json["runs"][0]["state"] == "done"
+    done = cli_here(*train)
+    assert done.code == 0, done.err
+    best, again = (json.loads(Path(f"runs/{name}/metrics.json").read_text())["best"] for name in ("rates", "best"))
+    assert again["value"] == best["value"]
+    assert on_slurm.startswith("voxscale search") and "--on slurm" in on_slurm
+
+    shutil.copytree(RECIPES, "recipes", dirs_exist_ok=True)
+    counts = [cli_here(*shlex.split(line)[1:], "--dry-run", "--json") for line in distmis.splitlines()]
+    assert [len(done.json["trials"]) for done in counts] == [32, 32, 24]
+    content = {"batch_size_per_replica": 2, "num_epochs": 20, "debug": False}
+    for keys, verb in (({}, "search"), ({"num_replicas": 4}, "train")):
+        Path("config.json").write_text(json.dumps({**content, **keys}))
+        done = cli_here(*shlex.split(carried)[1:], "--json")
+        assert (done.code, done.json["command"].split()[1]) == (0, verb), done.err
+        Path("distmis.yaml").unlink()
+
+
+@pytest.fixture
+def own_ray() -> Iterator[dict[str, str]]:
+    """The environment of a user who starts a Ray cluster on this machine; what then runs is ended."""
+    room = Path(tempfile.mkdtemp(prefix="vxd-"))
+    path = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+    own = {MARK: f"{room.name}/0", "HOME": str(room), "RAY_TMPDIR": str(room), "PATH": path}
+
+    def gone() -> bool:
+        left = [pid for pid, value in marked(MARK) if value == own[MARK]]
+        for pid in left:
+            kill(pid)
+        return not left
+
+    try:
+        yield {**without_ray(os.environ), **own}
+    finally:
+        until(gone, 20, lambda: "processes of the page's cluster cannot be ended")
+        shutil.rmtree(room, ignore_errors=True)
+
+
+@pytest.mark.cluster
+@pytest.mark.ray
+def test_the_page_of_ray_can_be_followed(checkout: Path, cli: Cli, own_ray: dict[str, str]) -> None:
+    """On Rays of voxscale's own; then on the page's cluster, both of its nodes on this machine and on a free port."""
+    page = REPOSITORY / "docs" / "ray.md"
+    copy_scripts(checkout)
+    for line in "".join(blocks(page, "bash")).splitlines():
+        done = cli(*shlex.split(line)[1:])
+        assert done.code == 0, done.err
+    assert json.loads(Path("runs/on-ray/metrics.json").read_text())["world_size"] == 2
+
+    token, variables, start, use = blocks(page, "sh")
+    head, join = start.splitlines()
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+
+    def follow_as_shell(text: str) -> str:
+        command = ["bash", "-ec", text.replace("6379", port)]
+        done = subprocess.run(command, env=own_ray, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    said = follow_as_shell(token + variables + head)
+    assert Path(own_ray["HOME"], "my-ray", "token").stat().st_mode & 0o777 == 0o600
+    (host,) = re.findall(rf"--address='([^']+):{port}'", said)
+    said = follow_as_shell((variables + join + "\n" + use).replace("first-node", host))
+    assert "asks for no token" not in said
+    for name in ("two-nodes", "on-mine"):
+        assert json.loads(Path(f"runs/{name}/metrics.json").read_text())["state"] == "done"
+    refused = cli("train", "recipes/quick.yaml", "--on", "ray", "--address", f"{host}:{port}", env={"HOME": "/nowhere"})
+    assert (refused.code, "asks for a token" in refused.err) == (4, True), refused.err
 
 
 @pytest.mark.cluster
@@ -234,6 +331,19 @@ def test_the_config_page_lists_every_field_with_its_default() -> None:
     defaults = plain(make_config({"data": {"source": "PATH"}}, name="defaults", base=Path()))
     defaults["data"]["source"] = "PATH"
     assert written == defaults
+
+
+def test_the_config_page_lists_every_option_of_a_search_with_its_default() -> None:
+    (block,) = blocks(REPOSITORY / "docs" / "config.md", "yml")
+    written = parse_yaml(block, "docs/config.md")
+    given = {"data": {"source": "PATH"}, "search": {"space": written["search"]["space"]}}
+    assert written["search"] == plain(make_config(given, name="defaults", base=Path()))["search"]
+
+
+def test_the_space_of_the_page_of_searches_can_be_searched() -> None:
+    (block,) = blocks(REPOSITORY / "docs" / "search.md", "yml")
+    content = {"data": {"source": "PATH"}, **parse_yaml(block, "docs/search.md")}
+    check_space(make_config(content, name="docs/search.md", base=Path()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

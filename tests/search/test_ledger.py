@@ -105,7 +105,7 @@ def test_the_next_writer_goes_on_after_half_a_line(events: list[Event], data: st
         assert after.verdicts == before.verdicts
         assert after.trials[-1].params == {"a": 1}
         assert path.read_bytes().startswith(content[:cut]), "nothing that was written is ever changed"
-        first = [json.loads(line) for line in path.read_bytes().split(b"\n") if is_whole(line)][0]
+        first = next(json.loads(line) for line in path.read_bytes().split(b"\n") if is_whole(line))
         assert first == {"event": "search", "version": 1}
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +21,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from voxscale.errors import InfrastructureError
-from voxscale.files import is_locked, locked
 from voxscale.launch.as_rank import stop_with_parent
-from voxscale.launch.ray_access import ANSWER_S, check_token, credentials, parse_address, refuse_silent, write_token
+from voxscale.launch.ray_access import (
+    ANSWER_S,
+    check_token,
+    credentials,
+    parse_address,
+    private_folder,
+    refuse_silent,
+    token_in,
+)
 from voxscale.plan.resources import Machine
 
 PLACE_S = 60.0  # for a cluster to give what was asked of it, once others have left
 _OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; this is the least that Ray takes
-_PREFIX, _LOCK = "vx-", "lock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "ONEDNN_", "PYTHONPATH", "VOXSCALE_")
 _SAME_EVERYWHERE = "every node needs voxscale in the Python that runs Ray, and the run's folder; choose it with --run"
@@ -136,40 +140,18 @@ def look_at_nodes() -> list[RayNode]:
 
 @contextlib.contextmanager
 def _own_cluster(machine: Machine) -> Iterator[None]:
-    parent = _short_folder()
-    _sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # Ray opens its own folder to all, so: inside
-    token = folder / "token"
-    try:
-        write_token(token)
-        with locked(folder / _LOCK), _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)):
-            _init(
-                "Ray could not be started on this machine",
-                address="local",
-                include_dashboard=False,
-                _temp_dir=str(folder / "ray"),
-                num_cpus=machine.cpus,
-                num_gpus=machine.gpus,
-                object_store_memory=_OBJECT_STORE_BYTES,
-            )
-            with _left_at_end():
-                yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _short_folder() -> Path:
-    """Ray's sockets lie deep below it, and the path of a socket has 107 characters."""
-    folder = tempfile.gettempdir()
-    return Path(folder if len(folder) <= 20 else "/tmp")  # noqa: S108 mkdtemp makes the name
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what clusters of ours have left whose process was killed."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.getuid() and (folder / _LOCK).exists() and not is_locked(folder / _LOCK):
-                shutil.rmtree(folder)
+    with private_folder() as folder, _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_in(folder))):
+        _init(
+            "Ray could not be started on this machine",
+            address="local",
+            include_dashboard=False,
+            _temp_dir=str(folder / "ray"),  # Ray opens it to all, so it lies inside of one that is not
+            num_cpus=machine.cpus,
+            num_gpus=machine.gpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+        with _left_at_end():
+            yield
 
 
 @contextlib.contextmanager

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from voxscale.errors import ConfigError, InfrastructureError
+from voxscale.files import is_locked, locked
 
+_PREFIX, _LOCK = "vx-", "lock"
 ANSWER_S = 10.0  # within which a cluster has to answer
 _AUTHENTICATE = "give the cluster's token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
 _OPEN_CLUSTER = (
@@ -22,10 +27,44 @@ _OPEN_CLUSTER = (
 )
 
 
-def write_token(file: Path) -> None:
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for a cluster of ours, only its owner's, with a new token in it; gone with the body.
+
+    What such clusters have left whose process was killed goes, too.
+    """
+    parent = _short_folder()
+    _sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        with locked(folder / _LOCK):
+            _write_token(token_in(folder))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def token_in(folder: Path) -> Path:
+    return folder / "token"
+
+
+def _write_token(file: Path) -> None:
     """A new token that only its owner can read, from the first moment on."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as lines:
         lines.write(secrets.token_hex(32))
+
+
+def _short_folder() -> Path:
+    """Ray's sockets lie deep below it, and the path of a socket has 107 characters."""
+    folder = tempfile.gettempdir()
+    return Path(folder if len(folder) <= 20 else "/tmp")  # noqa: S108 mkdtemp makes the name
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and (folder / _LOCK).exists() and not is_locked(folder / _LOCK):
+                shutil.rmtree(folder)
 
 
 def parse_address(address: str) -> tuple[str, int]:

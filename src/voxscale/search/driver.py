@@ -6,6 +6,7 @@ ledger and the run folders say how far the search is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from voxscale.launch.folder import draft_run, open_run
 from voxscale.launch.local import SAVE_TIME_S
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import node_failures, read_failure, read_state
-from voxscale.launch.ray import Group, RayCluster, look_at_nodes
+from voxscale.launch.ray import Group, LostHeadError, RayCluster, look_at_nodes
 from voxscale.launch.ray_run import next_reports, node_words, worker_words
 from voxscale.launch.sbatch import Request
 from voxscale.plan.plan import Plan
@@ -54,6 +55,7 @@ from voxscale.train.ownership import is_live
 from voxscale.train.stop import StopRequest
 
 _LOOK_S = 0.2
+_ASK_S = 3.0  # between two questions for the cluster's nodes
 _HOPELESS = (ConfigError, DataError, NotFiniteError, OutOfMemoryError)  # the same start would come to the same end
 _CHOICES = ("precision", "compile", "channels_last")
 
@@ -94,6 +96,7 @@ class Driver:
         self._verdicts = record.verdicts
         self._halving: Halving | None = None
         self._warned: set[str] = set()
+        self._capacity, self._asked = 0, -math.inf
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -109,6 +112,9 @@ class Driver:
                 self._start_what_fits()
                 self._look()
                 self._show(self)
+        except LostHeadError:
+            self.running.clear()  # there is nobody to give anything back to
+            raise
         finally:
             for started in self.running.values():
                 started.group.close()
@@ -119,14 +125,19 @@ class Driver:
     # starting
 
     def _start_what_fits(self) -> None:
-        room = capacity(self.opened.share, look_at_nodes())
-        if self.search.max_concurrent != "auto":
-            room = min(room, self.search.max_concurrent)
-        while len(self.running) < room and (not self.running or self._learn_choices()):
+        while len(self.running) < self._room() and (not self.running or self._learn_choices()):
             trial = self._next_trial()
             if trial is None:
                 return
             self._start(trial)
+
+    def _room(self) -> int:
+        """How many trials may run at once; nodes may have come or gone."""
+        now = time.monotonic()
+        if now - self._asked >= _ASK_S:
+            self._capacity, self._asked = capacity(self.opened.share, look_at_nodes()), now
+        most = self.search.max_concurrent
+        return self._capacity if most == "auto" else min(self._capacity, most)
 
     def _next_trial(self) -> Trial | None:
         """The first that waits, unless ranks of an earlier start still save its state; else a new one."""
@@ -191,13 +202,13 @@ class Driver:
     def _learn_choices(self) -> bool:
         """Take over what the first trial has measured to be best (precision, compilation, layout): trials that compute
         in different ways would not compare. Returns whether it is known."""
-        if not _unsettled(self._base):
+        shared = [name for name in _CHOICES if f"train.{name}" not in self.search.space]
+        if not _unsettled(self._base, shared):
             return True
         for trial in self.trials:
             run = self.opened.folder.trial(trial.index)
-            if run.exists and not _unsettled(config := read_config(run.config)):
-                searched = {path.removeprefix("train.") for path in self.search.space}
-                choice = {name: getattr(config.train, name) for name in _CHOICES if name not in searched}
+            if run.exists and not _unsettled(config := read_config(run.config), shared):
+                choice = {name: getattr(config.train, name) for name in shared}
                 self._base = self._base.model_copy(update={"train": self._base.train.model_copy(update=choice)})
                 write_text(self.opened.folder.config, render_config(self._base))
                 return True
@@ -352,8 +363,8 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _unsettled(config: Config) -> bool:
-    return any(getattr(config.train, name) == "auto" for name in _CHOICES)
+def _unsettled(config: Config, names: Sequence[str]) -> bool:
+    return any(getattr(config.train, name) == "auto" for name in names)
 
 
 def _validations(plan: Plan) -> int:

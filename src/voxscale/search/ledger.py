@@ -57,11 +57,11 @@ class Ledger:
     """Appends to the file; a line is on disk before `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        new = not path.exists()
+        is_new = not any(_rows(path))
         self._lines = path.open("ab")
-        if not new and not _ends_whole(path):
+        if not _ends_whole(path):
             self._lines.write(b"\n")  # after what a killed driver left half
-        if new:
+        if is_new:
             self.write("search", version=SCHEMA_VERSION)
 
     def write(self, event: str, **fields: Any) -> None:
@@ -95,7 +95,7 @@ def read_ledger(path: Path) -> Record:
                 record.trials.append(Trial(row["trial"], row["configuration"], row["seed"], row["params"]))
             case "verdict":
                 record.verdicts.append(Verdict(str(row["trial"]), row["rung"], row["value"], row["stopped"]))
-            case "lost":
+            case "lost" if not record.trials[row["trial"]].has_ended:
                 record.trials[row["trial"]].losses += 1
             case "end" if not record.trials[row["trial"]].has_ended:
                 trial = record.trials[row["trial"]]

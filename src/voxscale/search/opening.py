@@ -17,6 +17,7 @@ from voxscale.files import write_text
 from voxscale.launch.folder import check_task, load_cases, move_aside, prepare_cases, split_prepared
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import RayNode, Share
+from voxscale.plan.plan import split_batch
 from voxscale.plan.resources import Machine, resolve
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.samplers import propose
@@ -83,7 +84,9 @@ def open_search(
     cases = split_prepared(manifest.cases, config, store)
     opened = OpenedSearch(folder, config, search, share, ranks)
     first = with_params(config, propose(search, 0, ()))
-    check_task(resolve(first, opened.machine, devices=ranks), store, cases)
+    settled = resolve(first, opened.machine, devices=ranks)
+    split_batch(settled.train.global_batch, ranks, settled.train.micro_batch)
+    check_task(settled, store, cases)
     _refuse_unknown_metric(opened, store)
     folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.root.chmod(0o700)

@@ -1,0 +1,503 @@
+"""`voxscale search` on real Ray: what it leaves, what it survives, what it refuses, and who cannot get in.
+
+One grid is searched undisturbed. The others vary the same fields of the same config, so that what they have to come
+to, however they are disturbed, is known from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Cli, Finished
+from lab.ray import COUNT_NODES, RayLab, Seat, all_pids, await_step, environ_of, kill, ranks_in, step_of, words_of
+from lab.slurm import until
+from voxscale.config.load import read_config
+from voxscale.search.samplers import propose
+from voxscale.train.events import read_events
+
+pytest_plugins = ["lab.ray"]
+
+LRS = [1e-3, 3e-2, 1e30]  # fair, good, and one that ends in NaN
+GRID = {"space": {"optimizer.lr": {"grid": LRS}}, "max_concurrent": 2}
+BEST = 1
+METRIC = "dice/mean"
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """trials.csv without what depends on the clock."""
+    rows = list(csv.DictReader((folder / "trials.csv").open()))
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def happened(folder: Path, event: str) -> Counter[int]:
+    """How often it did to each trial."""
+    return Counter(row["trial"] for row in ledger(folder) if row["event"] == event)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def trial(folder: Path, index: int) -> Path:
+    return folder / "trials" / f"{index:04d}"
+
+
+@dataclass(frozen=True)
+class Intrusion:
+    """What was seen of an embedded cluster while it ran."""
+
+    modes: dict[str, int]
+    token: str
+    without_token: Finished
+    with_token: Finished
+    tellers: list[str]
+    second_driver: Finished
+
+
+@dataclass(frozen=True)
+class Reference:
+    folder: Path
+    done: Finished
+    seen: Intrusion
+
+    @property
+    def by_lr(self) -> dict[float, dict[str, str]]:
+        return {float(row["optimizer.lr"]): row for row in table(self.folder)}
+
+
+@pytest.fixture(scope="module")
+def config(seat: Seat) -> Path:
+    return seat.write("grid.yaml", search=GRID)
+
+
+@pytest.fixture(scope="module")
+def reference(seat: Seat, cli_here: Cli, config: Path) -> Reference:
+    """An embedded search that nobody disturbs, and somebody looks at."""
+    folder = seat.folder / "reference"
+    with seat.slowly() as at_full_speed, seat.started("search", config, "--run", folder, "--json") as command:
+        await_step(trial(folder, 0), 1)
+        seen = look_into(seat, command, lambda: cli_here("search", config, "--run", folder))
+        at_full_speed()
+        done = seat.end_of(command)
+    assert done.code == 0, done.err
+    return Reference(folder, done, seen)
+
+
+def look_into(seat: Seat, command: subprocess.Popen[str], second: Callable[[], Finished]) -> Intrusion:
+    (own,) = seat.room.glob("vx-*")
+    token = (own / "token").read_text().strip()
+    (server,) = [pid for pid in seat.processes() if words_of(pid)[0].endswith("gcs_server")]
+    options = dict(word.lstrip("-").partition("=")[::2] for word in words_of(server))
+    address = f"{options['node-ip-address']}:{port_of(server, own)}"
+    tellers = [" ".join(words_of(pid))[:200] for pid in all_pids() if token in f"{environ_of(pid)}{words_of(pid)}"]
+    tellers += [str(path) for path in own.rglob("*") if path.is_file() and path.name != "token" and holds(path, token)]
+    return Intrusion(
+        {path.name: stat.S_IMODE(path.stat().st_mode) for path in (own, own / "token")} | {"folder": mode_of(own)},
+        token,
+        ask(address, {}),
+        ask(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(own / "token")}),
+        tellers,
+        second(),
+    )
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def holds(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:  # a socket
+        return False
+
+
+def port_of(server: int, own: Path) -> int:
+    """On which the head answers; the system has chosen it."""
+    options = dict(word.lstrip("-").partition("=")[::2] for word in words_of(server))
+    if int(options.get("gcs_server_port", "0")):
+        return int(options["gcs_server_port"])
+    (file,) = own.glob("ray/session_2*/gcs_server_port_*")
+    return int(file.read_text())
+
+
+def ask(address: str, variables: dict[str, str]) -> Finished:
+    strangers = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_NODES, address],
+        env={**strangers, "HOME": "/nonexistent", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def test_every_trial_stands_once_in_the_table(reference: Reference) -> None:
+    rows = table(reference.folder)
+    assert [row["trial"] for row in rows] == ["0", "1", "2"]
+    assert [float(row["optimizer.lr"]) for row in rows] == LRS
+    assert [row["state"] for row in rows] == ["done", "done", "nan"]
+    assert [row["steps"] for row in rows[:2]] == ["15", "15"]
+    assert rows[2][METRIC] == ""
+    assert "the loss is nan at step" in rows[2]["why"]
+    for event in ("trial", "start", "end"):
+        assert happened(reference.folder, event) == {0: 1, 1: 1, 2: 1}, event
+    answer = reference.done.json
+    assert answer["search"] == str(reference.folder)
+    assert answer["trials"] == {"all": 3, "done": 2, "nan": 1}
+    assert answer["best"]["trial"] == BEST
+    assert answer["best"]["params"] == {"optimizer.lr": LRS[BEST]}
+    assert f"{answer['best']['value']}" == rows[BEST][METRIC]
+
+
+def test_trials_are_ordinary_runs_of_one_split(reference: Reference, cli_here: Cli, seat: Seat) -> None:
+    splits = {path.read_bytes() for path in reference.folder.glob("trials/*/split.csv")}
+    assert splits == {(reference.folder / "split.csv").read_bytes()}
+    run = trial(reference.folder, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(seat.folder))
+        patch.syspath_prepend(seat.folder)
+        done = cli_here("evaluate", run, "--out", seat.folder / "evaluated", "--json")
+    assert done.code == 0, done.err
+    summary = read_json(run / "metrics.json")["summary"][METRIC]
+    assert done.json["summary"][METRIC]["mean"] == pytest.approx(summary["mean"], abs=1e-12)
+
+
+def test_the_best_config_trains_to_the_same_numbers(reference: Reference, seat: Seat) -> None:
+    done = seat.run("train", reference.folder / "best.yaml", "--run", "again", "--json")
+    assert done.code == 0, done.err
+    then = read_json(trial(reference.folder, BEST) / "metrics.json")
+    now = read_json(seat.folder / "again" / "metrics.json")
+    assert {name: now[name] for name in ("summary", "weights_sha256", "best", "steps")} == {
+        name: then[name] for name in ("summary", "weights_sha256", "best", "steps")
+    }
+    assert (seat.folder / "again" / "cases.csv").read_bytes() == (
+        trial(reference.folder, BEST) / "cases.csv"
+    ).read_bytes()
+
+
+def test_nobody_without_the_token_gets_into_an_embedded_cluster(reference: Reference) -> None:
+    seen = reference.seen
+    assert seen.with_token.out.strip() == "1", seen.with_token.err
+    assert seen.without_token.code != 0
+    assert "Unauthenticated" in seen.without_token.err or "AuthenticationError" in seen.without_token.err
+    assert seen.modes["folder"] == 0o700
+    assert seen.modes["token"] == 0o600
+    assert len(seen.token) == 64
+    assert not seen.tellers
+    assert not [path for path in reference.folder.rglob("*") if path.is_file() and holds(path, seen.token)]
+
+
+def test_a_second_driver_is_refused_and_told_of_the_first(reference: Reference) -> None:
+    assert reference.seen.second_driver.code == 4
+    assert f"{reference.folder}: in use by pid " in reference.seen.second_driver.err
+
+
+def test_a_search_that_is_done_is_not_done_again(reference: Reference, seat: Seat, config: Path) -> None:
+    before = (reference.folder / "trials.jsonl").read_bytes(), table(reference.folder)
+    done = seat.run("search", config, "--run", reference.folder)
+    assert done.code == 0, done.err
+    assert ((reference.folder / "trials.jsonl").read_bytes(), table(reference.folder)) == before
+
+
+def test_a_raylet_and_then_the_driver_are_lost(
+    reference: Reference, ray_cluster: RayLab, seat: Seat, config: Path
+) -> None:
+    """On a user's cluster, to the same table as undisturbed on one machine; each trial ends once."""
+    folder = seat.folder / "raylet"
+    asked = ("search", config, "--run", folder)
+    lost = trial(folder, 0)
+    with seat.slowly() as at_full_speed:
+        with seat.started(*asked, **ray_cluster.environ) as driver:
+            await_step(lost, 6)
+            (rank,) = ranks_in(lost)
+            number = ray_cluster.node_of(rank)
+            ray_cluster.kill(number)
+            until(lambda: happened(folder, "lost")[0] == 1, 60, lambda: f"not noticed: {ledger(folder)}")
+            await_step(lost, step_of(lost) + 1)
+            kill(driver.pid)
+        if number:
+            ray_cluster.add_node()
+        at_full_speed()
+        done = seat.run(*asked, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert table(folder) == table(reference.folder)
+    for event in ("trial", "end"):
+        assert happened(folder, event) == {0: 1, 1: 1, 2: 1}, event
+    assert [event["event"] for event in read_events(lost / "events.jsonl")].count("resume") >= 1
+    assert ray_cluster.num_alive() == 3
+
+
+def test_two_ranks_in_a_trial_one_of_which_is_killed(ray_cluster: RayLab, seat: Seat) -> None:
+    """The trial is tried again from its checkpoint, the others go on; and what cannot be opened fails alone."""
+    config = seat.write(
+        "pairs.yaml", search={"space": {"train.batch": {"grid": [4, 5, 6]}}, "per_trial": {"devices": 2}}
+    )
+    folder = seat.folder / "pairs"
+    with seat.slowly() as at_full_speed, seat.started("search", config, "--run", folder, **ray_cluster.environ) as one:
+        await_step(trial(folder, 0), 6)
+        first, second = ranks_in(trial(folder, 0))
+        assert ray_cluster.node_of(first) == ray_cluster.node_of(second)
+        kill(second)
+        at_full_speed()
+        done = seat.end_of(one)
+    assert done.code == 0, done.err
+    assert [row["state"] for row in table(folder)] == ["done", "failed", "done"]
+    assert "does not divide" in table(folder)[1]["why"]
+    assert happened(folder, "lost") == {0: 1}
+    assert happened(folder, "start") == {0: 2, 2: 1}
+    assert happened(folder, "end") == {0: 1, 1: 1, 2: 1}
+    events = read_events(trial(folder, 0) / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "resume"][0] >= 5
+    alone = seat.write("alone.yaml")
+    local = seat.run("train", alone, "--devices", "2", "--run", "alone", "--json")
+    assert local.code == 0, local.err
+    metrics = read_json(trial(folder, 0) / "metrics.json")
+    assert metrics["world_size"] == 2
+    assert metrics["weights_sha256"] == local.json["weights_sha256"]
+    assert metrics["summary"] == local.json["summary"]
+    assert (trial(folder, 0) / "cases.csv").read_bytes() == (seat.folder / "alone" / "cases.csv").read_bytes()
+
+
+def expected_of_random(seat: Seat, config: Path, reference: Reference) -> list[tuple[float, str, str]]:
+    """(lr, state, value) of each trial of a random search among the reference's values."""
+    search = read_config(config).search
+    assert search is not None
+    lrs = [propose(search, index, ())["optimizer.lr"] for index in range(search.num_points)]
+    return [(lr, reference.by_lr[lr]["state"], reference.by_lr[lr][METRIC]) for lr in lrs]
+
+
+def found_in(folder: Path) -> list[tuple[float, str, str]]:
+    return [(float(row["optimizer.lr"]), row["state"], row[METRIC]) for row in table(folder)]
+
+
+@pytest.mark.cluster
+def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference: Reference, seat: Seat) -> None:
+    """Random with a seed, on an embedded Ray that ends with its driver."""
+    space = {"optimizer.lr": {"choice": LRS}}
+    config = seat.write("random.yaml", search={"space": space, "trials": 4, "seed": 3, "max_concurrent": 2})
+    folder = seat.folder / "random"
+    asked = ("search", config, "--run", folder)
+    with seat.slowly() as at_full_speed:
+        with seat.started(*asked) as driver:
+            until(lambda: (trial(folder, 0) / "events.jsonl").exists(), 60, lambda: "no trial has started")
+            await_step(trial(folder, 0), 2)
+            driver.send_signal(signal.SIGTERM)
+            stopped = seat.end_of(driver)
+        assert stopped.code == 75, stopped.err
+        assert "the others are saved" in stopped.err
+        assert read_json(folder / "metrics.json")["state"] == "stopped"
+        steps = ledger(folder)[-1]["steps"]
+        assert not seat.processes()
+        assert not list(seat.room.glob("vx-*"))
+        with seat.started(*asked) as driver:
+            await_step(trial(folder, 0), steps["0"] + 1)
+            kill(driver.pid)
+        at_full_speed()
+        done = seat.run(*asked)
+    assert done.code == 0, done.err
+    assert found_in(folder) == expected_of_random(seat, config, reference)
+    assert happened(folder, "end") == dict.fromkeys(range(4), 1)
+    assert happened(folder, "trial") == dict.fromkeys(range(4), 1)
+    assert not happened(folder, "lost")
+    resumed = [e["step"] for e in read_events(trial(folder, 0) / "events.jsonl") if e["event"] == "resume"]
+    assert resumed[0] == steps["0"], "nothing that was trained before the signal is trained again"
+    assert not list(seat.room.glob("vx-*")), "what the killed driver left is swept by the next"
+
+
+@pytest.mark.cluster
+def test_a_head_that_is_killed_is_said_and_a_new_cluster_goes_on(
+    reference: Reference, seat: Seat, config: Path
+) -> None:
+    folder = seat.folder / "headless"
+    asked = ("search", config, "--run", folder)
+    with seat.slowly() as at_full_speed:
+        with RayLab(nodes=1) as lab, seat.started(*asked, **lab.environ) as driver:
+            await_step(trial(folder, 0), 6)
+            lab.kill(0)
+            began = time.monotonic()
+            done = seat.end_of(driver)
+            assert time.monotonic() - began < 20
+            assert done.code == 4, done.err
+            assert f"the head of the Ray cluster at {lab.address} is gone" in done.err
+            assert "start the cluster, then the same command again" in done.err
+            assert "Traceback" not in done.err
+        at_full_speed()
+        with RayLab(nodes=1) as lab:
+            done = seat.run(*asked, **lab.environ)
+    assert done.code == 0, done.err
+    assert table(folder) == table(reference.folder)
+    assert happened(folder, "end") == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.cluster
+def test_halving_stops_what_is_hopeless_and_keeps_its_verdicts(ray_cluster: RayLab, seat: Seat) -> None:
+    lrs = [3e-2, 1e-9, 2e-9, 3e-9]
+    search = {
+        "space": {"optimizer.lr": {"grid": lrs}},
+        "scheduler": {"name": "asha", "reduction": 2, "grace": 1},
+        "max_concurrent": 2,
+    }
+    config = seat.write("halving.yaml", train__epochs=6, search=search)
+    folder = seat.folder / "halving"
+    asked = ("search", config, "--run", folder)
+    with seat.slowly():
+        with seat.started(*asked, **ray_cluster.environ) as driver:
+            until(
+                lambda: folder.exists() and any(row["event"] == "end" for row in ledger_if_any(folder)),
+                120,
+                lambda: f"nothing was stopped: {ledger_if_any(folder)}",
+            )
+            kill(driver.pid)
+        before = [row for row in ledger(folder) if row["event"] == "verdict"]
+        done = seat.run(*asked, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    verdicts = [row for row in ledger(folder) if row["event"] == "verdict"]
+    assert verdicts[: len(before)] == before
+    assert len({(row["trial"], row["rung"]) for row in verdicts}) == len(verdicts), "nobody is judged twice at a rung"
+    rows = table(folder)
+    states = [row["state"] for row in rows]
+    assert states[0] == "done"
+    assert "pruned" in states
+    assert set(states) <= {"done", "pruned"}
+    assert sum(int(row["steps"]) for row in rows) < 4 * 30
+    assert all(int(row["steps"]) < 30 for row in rows if row["state"] == "pruned")
+    assert read_json(folder / "metrics.json")["best"]["trial"] == 0
+    assert happened(folder, "end") == dict.fromkeys(range(4), 1)
+
+
+def ledger_if_any(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "trials.jsonl").read_text().splitlines() if (folder / "trials.jsonl").exists() else []
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.cluster
+def test_seeds_are_summarised_and_more_trials_go_on(ray_cluster: RayLab, seat: Seat) -> None:
+    search = {"space": {"optimizer.lr": {"loguniform": [1e-2, 5e-2]}}, "seeds": 2, "trials": 1, "max_concurrent": 2}
+    config = seat.write("seeds.yaml", search=search)
+    folder = seat.folder / "seeds"
+    done = seat.run("search", config, "--run", folder, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    first = table(folder)
+    assert [row["seed"] for row in first] == ["0", "1"]
+    assert first[0][METRIC] != first[1][METRIC]
+    done = seat.run("search", config, "search.trials=2", "--run", folder, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert table(folder)[:2] == first
+    assert happened(folder, "start") == dict.fromkeys(range(4), 1)
+    rows = list(csv.DictReader((folder / "configurations.csv").open()))
+    assert [row["runs"] for row in rows] == ["2", "2"]
+    for number, row in enumerate(rows):
+        values = [float(each[METRIC]) for each in table(folder) if each["configuration"] == str(number)]
+        assert float(row["mean"]) == pytest.approx(mean(values))
+        assert float(row["std"]) == pytest.approx(stdev(values))
+    best = max(range(2), key=lambda number: float(rows[number]["mean"]))
+    assert read_json(folder / "metrics.json")["best"]["trial"] == 2 * best
+    fewer = seat.run("search", config, "--run", folder, **ray_cluster.environ)
+    assert fewer.code == 2
+    assert "search.trials is 2 there, 1 here" in fewer.err
+
+
+SPACE = {"optimizer.lr": {"grid": [1e-3]}}
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        ({"space": {"optimiser.lr": {"grid": [1.0]}}}, ["search.space: optimiser", "unknown key", "optimizer"]),
+        ({"space": {"optimizer.rl": {"grid": [1.0]}, "train.bach": {"grid": [2]}}}, ["optimizer.rl", "train.bach"]),
+        ({"space": {}}, ["search.space", "found no field; expected at least one"]),
+        ({"space": {"optimizer.lr": {"grid": [-1.0]}}}, ["search.space: optimizer.lr"]),
+        (None, ["search: missing; expected what to search"]),
+    ],
+)
+def test_a_space_that_cannot_be_searched(
+    cli_here: Cli,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    search: dict[str, Any] | None,
+    words: list[str],
+) -> None:
+    fields = {} if search is None else {"search": search}
+    done = cli_here("search", write_config(**fields), "--run", tmp_path / "run")
+    assert done.code == 2, done.err
+    assert not [word for word in words if word not in done.err], done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else(
+    reference: Reference, cli_here: Cli, seat: Seat, config: Path, tmp_path: Path
+) -> None:
+    other = seat.write("other.yaml", search={**GRID, "space": {"optimizer.lr": {"grid": [1e-3, 5.0]}}}, train__epochs=4)
+    before = {path: path.read_bytes() for path in reference.folder.iterdir() if path.is_file()}
+    done = cli_here("search", other, "--run", reference.folder)
+    assert done.code == 2, done.err
+    assert f"{reference.folder} holds another search" in done.err
+    assert "train.epochs" in done.err
+    assert "search.space" in done.err
+    done = cli_here("search", config, "--run", trial(reference.folder, 0))
+    assert done.code == 2, done.err
+    assert f"--run {trial(reference.folder, 0)}: not a search, and not empty" in done.err
+    assert {path: path.read_bytes() for path in reference.folder.iterdir() if path.is_file()} == before
+
+
+def test_what_the_cluster_or_the_task_does_not_have(ray_cluster: RayLab, seat: Seat) -> None:
+    large = seat.write("large.yaml", search={"space": SPACE, "per_trial": {"devices": 64}})
+    unknown = seat.write("unknown.yaml", search={"space": SPACE, "metric": "dice/men"})
+    with (
+        seat.started("search", large, "--run", "large", **ray_cluster.environ) as one,
+        seat.started("search", unknown, "--run", "unknown", **ray_cluster.environ) as other,
+    ):
+        refused, missing = seat.end_of(one), seat.end_of(other)
+    assert refused.code == 4, refused.err
+    assert "search.per_trial.devices 64: the largest node of the Ray cluster has 2 CPUs" in refused.err
+    assert missing.code == 2, missing.err
+    assert "search.metric: found 'dice/men', expected one that trials report: " in missing.err
+    assert "dice/ball" in missing.err
+    assert METRIC in missing.err
+    assert not (seat.folder / "large").exists()
+    assert not (seat.folder / "unknown").exists()
+
+
+def test_an_address_is_checked_before_anything_is_written(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = write_config(search={"space": SPACE})
+    for address, code in (("auto", 2), ("127.0.0.1:1", 4)):
+        done = cli_here("search", config, "--address", address, "--run", tmp_path / "run")
+        assert done.code == code, done.err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_search_of_which_nothing_comes_has_failed(ray_cluster: RayLab, seat: Seat) -> None:
+    config = seat.write(
+        "hopeless.yaml", search={"space": {"train.batch": {"grid": [5, 7]}}, "per_trial": {"devices": 2}}
+    )
+    done = seat.run("search", config, "--run", "hopeless", **ray_cluster.environ)
+    assert done.code == 1, (done.code, done.err)
+    assert "none of 2 trials" in done.err
+    assert [row["state"] for row in table(seat.folder / "hopeless")] == ["failed", "failed"]
+    assert not (seat.folder / "hopeless" / "best.yaml").exists()
+    assert yaml.safe_load((seat.folder / "hopeless" / "search.yaml").read_text())["search"]["metric"] == METRIC
