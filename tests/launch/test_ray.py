@@ -208,9 +208,7 @@ def test_nothing_but_ray_itself_loads_ray(
 
 
 def test_ray_and_optuna_are_known_in_few_places() -> None:
-    """`ray_node.py` is a program of its own, which a job starts; nothing imports it."""
     sources = REPOSITORY / "src" / "voxscale"
-    allowed = {"launch/ray.py", "launch/ray_node.py"}
     found = set()
     for path in sources.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -218,8 +216,7 @@ def test_ray_and_optuna_are_known_in_few_places() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             if {name.split(".")[0] for name in names} & {"ray", "optuna"}:
                 found.add(str(path.relative_to(sources)))
-            assert "voxscale.launch.ray_node" not in names, path
-    assert {name for name in found if not name.startswith("search/")} == allowed
+    assert found == {"launch/ray.py", "search/samplers.py"}
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_two_ranks_in_a_trial_one_of_which_is_killed(ray_cluster: RayLab, seat: 
     assert happened(folder, "start") == {0: 2, 2: 1}
     assert happened(folder, "end") == {0: 1, 1: 1, 2: 1}
     events = read_events(trial(folder, 0) / "events.jsonl")
-    assert [event["step"] for event in events if event["event"] == "resume"][0] >= 5
+    assert next(event["step"] for event in events if event["event"] == "resume") >= 5
     alone = seat.write("alone.yaml")
     local = seat.run("train", alone, "--devices", "2", "--run", "alone", "--json")
     assert local.code == 0, local.err

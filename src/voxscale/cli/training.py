@@ -107,7 +107,7 @@ def train(
     from voxscale.files import read_json
     from voxscale.launch.folds import fold_commands, train_folds
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, placed_on_ray
-    from voxscale.launch.ray_run import train_on_ray
+    from voxscale.launch.ray_run import commands_on_ray, train_on_ray
     from voxscale.launch.start import commands_for, train_here
     from voxscale.report.summary import render_folds, render_training
 
@@ -115,9 +115,7 @@ def train(
     settled = config_or_data(config, of_config, os.environ)
     root = (run or default_run(config)).resolve()
     of_jobs = {"after": after, "detach": detach}
-    on_ray = placed_on_ray(
-        on, address, nodes, devices, site, debug_comm=debug_comm, **of_jobs, dry_run=dry_run, no_start=no_start
-    )
+    on_ray = placed_on_ray(on, address, nodes, devices, site, debug_comm=debug_comm, **of_jobs, no_start=no_start)
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
@@ -134,7 +132,10 @@ def train(
             return
     elif dry_run or no_start:
         list_commands = fold_commands if folds is not None else commands_for
-        commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
+        if on_ray is not None:
+            commands = commands_on_ray(settled, root, os.environ, on_ray, fresh=fresh)
+        else:
+            commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
         text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
         answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,20 @@ def train_on_ray(
         otherwise = _loss(lost) if lost else unsaid(reports, count)
         judge(opened.run, reports, node_failures(reports), world_size=request.world_size, otherwise=otherwise)
         return opened
+
+
+def commands_on_ray(
+    config: Config, root: Path, environ: Mapping[str, str], place: RayPlacement, *, fresh: bool
+) -> list[tuple[str, str]]:
+    """What each node of the Ray cluster would run, and what it would hold for it. Nothing is written."""
+    with connected(place.address, environ, look_at_machine()) as cluster:
+        count, machine = _chosen_nodes(cluster.nodes, place.nodes)
+        draft = draft_run(config, root, machine, devices=place.devices, nodes=count, fresh=fresh)
+    request = Request(nodes=count, devices=draft.devices, gpus=bool(machine.gpus))
+    reports = draft.run.logs / "ray-0"
+    words = node_words(draft.run, request, reports, worker_words(draft.run, request, reports))
+    share = share_of(machine, draft.devices, threads=int(draft.config.train.threads))
+    return [(f"node {index}, holding {share}", shlex.join(["python", *words(index)])) for index in range(count)]
 
 
 def launch_on_ray(

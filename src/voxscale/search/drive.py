@@ -17,14 +17,14 @@ from typing import Any
 
 from voxscale.config.load import read_config
 from voxscale.config.schema import Config
-from voxscale.errors import StoppedEarly, VoxscaleError
+from voxscale.errors import StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import connected, refuse_unfit
 from voxscale.runs import RunFolder, SearchFolder, error_file
 from voxscale.search.driver import Driver
 from voxscale.search.ledger import Ledger
-from voxscale.search.opening import capacity, draft_search, open_search
+from voxscale.search.opening import draft_search, open_search
 from voxscale.search.results import render_outcome, write_results
 from voxscale.search.screen import open_screen
 from voxscale.train.ownership import claimed
@@ -36,7 +36,8 @@ def search_here(
 ) -> tuple[dict[str, Any], str]:
     """Search on the Ray cluster at `address`, or on one of this machine. Returns `metrics.json`, and it as text.
 
-    A search that is there is continued. Raises StoppedEarly after all trials have saved, if a signal comes first.
+    A search that is there is continued. Raises StoppedEarly after all trials have saved, if a signal comes first, and
+    TrainingError if no trial came to a value.
     """
     folder = draft_search(config, root, fresh=fresh)
     stop = StopRequest(None)
@@ -49,7 +50,7 @@ def search_here(
             open_screen(config.log) as screen,
         ):
             driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show)
-            at_once = capacity(opened.share, cluster.nodes)
+            at_once = min(driver.room(cluster.nodes), opened.num_trials)
             screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
             remove(folder.metrics)  # of an earlier start
             state = "failed"
@@ -61,6 +62,11 @@ def search_here(
                 raise
             finally:
                 metrics = write_results(opened, driver.trials, state=state, wall_s=driver.wall_s)
+    if metrics["best"] is None:
+        raise TrainingError(
+            f"search {folder.root}: none of {opened.num_trials} trials came to a value of {opened.metric}",
+            fix=f"see the last column of {folder.table}",
+        )
     return metrics, render_outcome(folder.root, metrics)
 
 

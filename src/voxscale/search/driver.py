@@ -124,6 +124,12 @@ class Driver:
 
     # starting
 
+    def room(self, nodes: Sequence[RayNode]) -> int:
+        """How many trials may run at once."""
+        most = self.search.max_concurrent
+        room = capacity(self.opened.share, nodes)
+        return room if most == "auto" else min(room, most)
+
     def _start_what_fits(self) -> None:
         while len(self.running) < self._room() and (not self.running or self._learn_choices()):
             trial = self._next_trial()
