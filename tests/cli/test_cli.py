@@ -18,7 +18,7 @@ from conftest import Cli, Finished
 from golden import assert_golden
 
 VERBS = (
-    *("demo", "init", "doctor", "show", "prepare", "train", "evaluate", "predict"),
+    *("demo", "init", "doctor", "show", "prepare", "train", "search", "evaluate", "predict"),
     *("launch", "runs", "cancel", "site", "image"),
 )
 

@@ -239,10 +239,8 @@ def ranks_in(run: Path) -> list[int]:
     found: dict[int, int] = {}
     for pid in all_pids():
         words = words_of(pid)
-        if "voxscale.train.worker" in words and str(run) in words and program_name(pid).startswith("python"):
-            rank = dict(environ_of(pid)).get("RANK")
-            if rank is not None and "as_rank.py" not in " ".join(words):
-                found[int(rank)] = pid
+        if words[1:4] == ["-m", "voxscale.train.worker", str(run)]:
+            found[int(dict(environ_of(pid)).get("RANK", "0"))] = pid
     return [found[rank] for rank in sorted(found)]
 
 

@@ -62,7 +62,9 @@ def search(
     if place is None or address is not None:
         from voxscale.errors import ConfigError
 
-        raise ConfigError("--address: a job on SLURM starts a Ray of its own", fix="leave it out, or --on slurm")
+        raise ConfigError(
+            "--address: a job on SLURM starts a Ray of its own", fix="leave out one of --address and --on slurm"
+        )
     draft = draft_search_job(settled, root, os.environ, place, fresh=fresh)
     if dry_run:
         answer(as_json, {"search": str(root), "jobs": [(draft.job.purpose, draft.as_text())]}, draft.as_text())

@@ -50,7 +50,7 @@ def search_here(
             open_screen(config.log) as screen,
         ):
             driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show)
-            at_once = min(driver.room(cluster.nodes), opened.num_trials)
+            at_once = min(driver.room(), opened.num_trials)
             screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
             remove(folder.metrics)  # of an earlier start
             state = "failed"

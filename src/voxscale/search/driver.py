@@ -124,20 +124,14 @@ class Driver:
 
     # starting
 
-    def room(self, nodes: Sequence[RayNode]) -> int:
-        """How many trials may run at once."""
-        most = self.search.max_concurrent
-        room = capacity(self.opened.share, nodes)
-        return room if most == "auto" else min(room, most)
-
     def _start_what_fits(self) -> None:
-        while len(self.running) < self._room() and (not self.running or self._learn_choices()):
+        while len(self.running) < self.room() and (not self.running or self._learn_choices()):
             trial = self._next_trial()
             if trial is None:
                 return
             self._start(trial)
 
-    def _room(self) -> int:
+    def room(self) -> int:
         """How many trials may run at once; nodes may have come or gone."""
         now = time.monotonic()
         if now - self._asked >= _ASK_S:

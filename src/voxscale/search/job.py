@@ -11,6 +11,7 @@ from pathlib import Path
 from voxscale.config.load import render_config
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import Site
+from voxscale.errors import InfrastructureError
 from voxscale.files import remove, write_text
 from voxscale.launch.allocation import Allocation
 from voxscale.launch.batch import END_S, SEARCH, Submitted, copy_programs, finish_words, refuse_if_queued
@@ -42,7 +43,7 @@ from voxscale.launch.sbatch import (
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.opening import draft_search, section_of, share_of_trial
 
-_STEPS = 'cat "$run/launch/steps" 2>/dev/null'  # changes whenever there is something new to continue from
+_STEPS = 'cat "$run/launch/steps" 2>/dev/null || echo 0'  # changes whenever there is something new to continue from
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def draft_search_job(
     nodes_of, code = look_at_nodes(environ), own_code(config)
     place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
     request = make_request(place, PerDevice(per_device=1), nodes_of)
-    share_of_trial(section_of(config).per_trial, [_as_ray_node(place.site, request)])
+    _refuse_too_large(config, place.site, request)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
     if is_of_one_node(root):
@@ -121,6 +122,11 @@ def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> J
     )
 
 
-def _as_ray_node(site: Site, request: Request) -> RayNode:
-    """A node of the job as its Ray will have it."""
-    return RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
+def _refuse_too_large(config: Config, site: Site, request: Request) -> None:
+    """Refuse a trial that does not fit on a node of the job, as its Ray will have it."""
+    node = RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
+    try:
+        share_of_trial(section_of(config).per_trial, [node])
+    except InfrastructureError as error:
+        error.fix += "; or ask for more of each node with --devices"
+        raise
