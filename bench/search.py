@@ -1,6 +1,6 @@
 """Eight equal trials, two at once: `voxscale search` beside the trials alone, and beside plain Ray Tune with MONAI.
 
-    python bench/search.py [--trials 8] [--rounds 2] [--skip-peer] [--json]
+    python bench/search.py [--trials 8] [--rounds 1] [--skip-peer] [--json]
     python bench/search.py --asha [--seeds 3] [--points 32] [--json]
 
 Measured in turns, all with one thread to a trial, on data that was prepared before (`prepare_s`, once a dataset):
@@ -51,21 +51,22 @@ class Scale:
     patch: int
     channels: tuple[int, ...]
     epochs: int
-    val: float
+    val_cases: int
+    validate_every: int
     batch: int = 2
     overlap: float = 0.0
 
 
 SCALES = {
-    "full": Scale(48, (192, 192, 128), 64, (16, 32, 64, 128), epochs=2, val=0.05),
-    "small": Scale(10, (32, 32, 32), 16, (4, 8), epochs=2, val=0.2),
+    "full": Scale(48, (192, 192, 160), 64, (16, 32, 64, 128), epochs=2, val_cases=2, validate_every=2),
+    "small": Scale(10, (32, 32, 32), 16, (4, 8), epochs=2, val_cases=2, validate_every=1),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scale", choices=SCALES, default="full", help="small: to try the script")
     parser.add_argument("--skip-peer", action="store_true", help="leave Ray Tune with MONAI out")
     parser.add_argument("--asha", action="store_true", help="measure ASHA instead")
@@ -97,7 +98,7 @@ def measure_trials(options: argparse.Namespace, scratch: Path) -> dict[str, Any]
         "search": lambda name: run_search(options, config, scratch, name),
         "tune": lambda name: run_peer(options, scratch, name),
     }
-    order = ["solo", "search", "pair", *([] if options.skip_peer else ["tune"]), "solo"]
+    order = ["solo", "search", "pair", "solo", *([] if options.skip_peer else ["tune"]), "solo"]
     for turn in range(options.rounds):
         for place, way in enumerate(order if turn % 2 == 0 else reversed(order)):
             runs[way].append(turns[way](f"{way}-{turn}-{place}"))
@@ -111,7 +112,7 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
         "data": {
             "source": str(scratch / "data"),
             "synthetic": {"cases": scale.cases, "size": list(scale.size)},
-            "split": {"val": scale.val},
+            "split": {"val": scale.val_cases / scale.cases},
             "regions": {"ball": [1]},
             "store": str(scratch / "store"),
         },
@@ -123,7 +124,7 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
         "schedule": {"name": "none"},
         "train": {"epochs": scale.epochs, "batch": scale.batch, "devices": 1, "threads": 1}
         | {"precision": "fp32", "compile": False, "channels_last": False},
-        "validate": {"every": 1, "overlap": scale.overlap},
+        "validate": {"every": scale.validate_every, "overlap": scale.overlap},
         "search": {
             "max_concurrent": AT_ONCE,
             "per_trial": {"devices": 1, "cpus": 1},
@@ -151,10 +152,15 @@ def run_pair(config: Path, scratch: Path, name: str) -> float:
     began = time.monotonic()
     commands = [voxscale("train", config, run=scratch / f"{name}-{index}") for index in range(AT_ONCE)]
     started = [
-        subprocess.Popen(command, env=watched_environ(scratch), stderr=subprocess.DEVNULL) for command in commands
+        subprocess.Popen(command, env=watched_environ(scratch), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in commands
     ]
-    if any(process.wait(TIMEOUT_S) for process in started):
-        raise SystemExit(f"{name}: a trial failed")
+    try:
+        if any(process.wait(TIMEOUT_S) for process in started):
+            raise SystemExit(f"{name}: a trial failed")
+    finally:
+        for process in started:
+            process.kill()
     return time.monotonic() - began
 
 
@@ -210,8 +216,8 @@ def trial_work(run: Path) -> tuple[int, int]:
 def check_work(options: argparse.Namespace, found: list[tuple[int, int]]) -> None:
     """Both sides do the same, or there is nothing to compare."""
     scale = SCALES[options.scale]
-    training = scale.cases - round(scale.cases * scale.val)
-    expected = (scale.epochs * -(-training // scale.batch), scale.epochs)
+    steps = scale.epochs * -(-(scale.cases - scale.val_cases) // scale.batch)
+    expected = (steps, scale.epochs // scale.validate_every)
     if found != [expected] * options.trials:
         raise SystemExit(f"(steps, validations) of the trials: found {found}, expected {expected} of each")
 
@@ -247,23 +253,21 @@ def medians(side: str, runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def render_trials(result: dict[str, Any]) -> str:
-    trials = result["trials"]
+    ours = {name.removeprefix("search."): value for name, value in result.items() if name.startswith("search.")}
     lines = [
         f"one trial alone {result['solo.wall_s']:.1f} s; two at once {result['pair.wall_s']:.1f} s "
         f"({result['ratio.pair']:.2f} ×)",
-        f"voxscale search: {trials} trials in {result['search.makespan_s']:.1f} s, and "
-        f"{result['search.ray_start_s']:.1f} s of Ray's start-up: {result['ratio.makespan']:.3f} × half of the trials alone (≤ {GOALS['makespan']})",
-        "  "
-        + ", ".join(
-            f"{name.removeprefix('search.')} {value:.2f}" for name, value in result.items() if "search." in name
-        ),
+        f"voxscale search: {result['trials']} trials in {ours['makespan_s']:.1f} s, and {ours['ray_start_s']:.1f} s of "
+        f"Ray's start-up: {result['ratio.makespan']:.3f} × half of the trials alone (≤ {GOALS['makespan']})",
+        "  " + ", ".join(f"{name} {value:.2f}" for name, value in ours.items()),
     ]
     if "ratio.speed" in result:
         lines += [
             f"Ray Tune with MONAI: {result['tune.wall_s']:.1f} s, peak {result['tune.peak_mb']:.0f} MB; ours "
-            f"{result['search.wall_s']:.1f} s, peak {result['search.peak_mb']:.0f} MB",
+            f"{ours['wall_s']:.1f} s, peak {ours['peak_mb']:.0f} MB",
             f"ours is {result['ratio.speed']:.2f} × as fast (≥ {GOALS['speed']}; with preparing "
-            f"{result['ratio.speed_with_prepare']:.2f}) in {result['ratio.memory']:.2f} × the memory (≤ {GOALS['memory']})",
+            f"{result['ratio.speed_with_prepare']:.2f}), in {result['ratio.memory']:.2f} × the memory "
+            f"(≤ {GOALS['memory']})",
         ]
     return "\n".join(lines)
 
@@ -310,7 +314,7 @@ def list_pairs(options: argparse.Namespace) -> tuple[list[dict[str, str]], list[
     """(Training, validation) files, as many of each as ours."""
     images = sorted((options.tune.parent / "data").glob("img*"))
     pairs = [{"image": str(path), "label": str(path.with_name(f"seg{path.name[3:]}"))} for path in images]
-    held_out = round(len(pairs) * SCALES[options.scale].val)
+    held_out = SCALES[options.scale].val_cases
     return pairs[held_out:], pairs[:held_out]
 
 
@@ -332,19 +336,21 @@ def tune_trial(params: dict[str, float], training: Any, validation: Any, scale: 
     model = UNet(3, 1, 1, channels=scale.channels, strides=strides, num_res_units=2)
     loss_of = DiceCELoss(sigmoid=True)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, weight_decay=params["weight_decay"])
-    steps, best = 0, -1.0
-    for epoch in range(scale.epochs):
+    steps, validations, best = 0, 0, -1.0
+    for epoch in range(1, scale.epochs + 1):
         model.train()
         for batch in loader:
             optimizer.zero_grad()
             loss_of(model(batch["image"]), batch["label"].float()).backward()
             optimizer.step()
             steps += 1
-        dice = validate_dice(model, held_out, scale)
+        if epoch % scale.validate_every:
+            continue
+        dice, validations = validate_dice(model, held_out, scale), validations + 1
         if dice > best:
             best = dice
             torch.save(model.state_dict(), "best.pt")
-        tune.report({"dice": dice, "steps": steps, "validations": epoch + 1})
+        tune.report({"dice": dice, "steps": steps, "validations": validations})
     model.load_state_dict(torch.load("best.pt", weights_only=True))
     validate_dice(model, held_out, scale)
 

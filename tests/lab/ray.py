@@ -56,7 +56,8 @@ COUNT_NODES = (
 class RayLab:
     """A cluster that a user has started with `ray start`: a head and further raylets, as a context.
 
-    `environ` is what a client needs. Nodes are numbered in the order in which they came; the head is 0.
+    `environ` is what a client needs. Nodes are numbered in the order in which they came; the head is 0. Beside others
+    it has a single CPU, so that not everything goes there.
     """
 
     def __init__(self, *, nodes: int, cpus: int = 2, token: bool = True) -> None:
@@ -92,7 +93,8 @@ class RayLab:
         log = self.root / f"node-{number}.log"
         head = ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.root / 't'}"]
         place = [f"--address={self.address}"] if self.address else head
-        words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *place, f"--num-cpus={self.cpus}"]
+        cpus = 1 if number == 0 and self._first_nodes > 1 else self.cpus
+        words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *place, f"--num-cpus={cpus}"]
         own = {MARK: f"{self.root.name}/{number}", "RAY_USAGE_STATS_ENABLED": "0", **self.environ}
         with log.open("wb") as stream:
             program = subprocess.Popen(
