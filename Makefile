@@ -25,13 +25,16 @@ cluster: setup  ## the full matrix on a real SLURM (installed and started for it
 
 BENCH_DATA ?= data/brats-like
 
-bench: setup  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job. Not part of test.
+bench: setup  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job; searches. Not part of test.
 	$(BIN)/python bench/patches.py --data $(BENCH_DATA) --patch 128 128 128 --threads 1
 	$(BIN)/python bench/stream.py --cases 1000000
 	$(BIN)/python bench/windows.py --threads 1
 	$(BIN)/python bench/train_job.py
 	$(BIN)/python bench/quality.py
 	$(BIN)/python bench/launch.py
+	$(BIN)/python bench/search.py
+	$(BIN)/python bench/search.py --asha
+	$(BIN)/python bench/distmis.py
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -58,7 +58,7 @@ class Scale:
 
 
 SCALES = {
-    "full": Scale(48, (192, 192, 160), 64, (16, 32, 64, 128), epochs=2, val_cases=2, validate_every=2),
+    "full": Scale(48, (192, 192, 160), 64, (16, 32, 64, 128), epochs=2, val_cases=1, validate_every=2),
     "small": Scale(10, (32, 32, 32), 16, (4, 8), epochs=2, val_cases=2, validate_every=1),
 }
 
@@ -85,10 +85,12 @@ def main() -> None:
     print(json.dumps(result) if options.json else render(result))
 
 
-# trials
-
-
 def measure_trials(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    from voxscale.config.schema import Synthetic
+    from voxscale.data.synthetic import ensure_synthetic
+
+    scale = SCALES[options.scale]
+    ensure_synthetic(scratch / "data", Synthetic(cases=scale.cases, size=scale.size), threads=AT_ONCE)
     config = write_config(options, scratch)
     prepare_s = watch(voxscale("prepare", config), scratch).wall_s
     runs: dict[str, list[Any]] = {"solo": [], "pair": [], "search": [], "tune": []}
@@ -111,7 +113,6 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
     config = {
         "data": {
             "source": str(scratch / "data"),
-            "synthetic": {"cases": scale.cases, "size": list(scale.size)},
             "split": {"val": scale.val_cases / scale.cases},
             "regions": {"ball": [1]},
             "store": str(scratch / "store"),
@@ -304,8 +305,7 @@ def run_tune(options: argparse.Namespace) -> None:
         run_config=tune.RunConfig(storage_path=str(options.tune), name="trials", verbose=0),
     )
     results = tuner.fit()
-    rows = [result.metrics or {} for result in results]
-    work = [(row.get("steps"), row.get("validations")) for row in rows]
+    work = [((result.metrics or {}).get("steps"), (result.metrics or {}).get("validations")) for result in results]
     (options.tune / "told.json").write_text(json.dumps({"ray_start_s": ray_start_s, "work": work}))
     ray.shutdown()
 

@@ -28,7 +28,7 @@ from voxscale.launch.as_rank import stop_with_parent
 from voxscale.train.events import read_events
 
 MARK = "VOXSCALE_LAB_RAY"
-START_S = 60
+START_S = 120
 # One small network; as long as there is a file `slow` beside it, there is time to disturb a training
 NETWORKS = """
 import time
@@ -246,7 +246,7 @@ def ranks_in(run: Path) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def await_step(run: Path, step: int, *, timeout_s: float = 90) -> None:
+def await_step(run: Path, step: int, *, timeout_s: float = 180) -> None:
     until(
         lambda: step_of(run) >= step,
         timeout_s,

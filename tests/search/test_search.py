@@ -95,14 +95,14 @@ def reference(seat: Seat, cli_here: Cli, config: Path) -> Reference:
     folder = seat.folder / "reference"
     with seat.slowly() as at_full_speed, seat.started("search", config, "--run", folder, "--json") as command:
         await_step(trial(folder, 0), 1)
-        seen = look_into(seat, command, lambda: cli_here("search", config, "--run", folder))
+        seen = look_into(seat, lambda: cli_here("search", config, "--run", folder))
         at_full_speed()
         done = seat.end_of(command)
     assert done.code == 0, done.err
     return Reference(folder, done, seen)
 
 
-def look_into(seat: Seat, command: subprocess.Popen[str], second: Callable[[], Finished]) -> Intrusion:
+def look_into(seat: Seat, second: Callable[[], Finished]) -> Intrusion:
     (own,) = seat.room.glob("vx-*")
     token = (own / "token").read_text().strip()
     (server,) = [pid for pid in seat.processes() if words_of(pid)[0].endswith("gcs_server")]
@@ -111,7 +111,7 @@ def look_into(seat: Seat, command: subprocess.Popen[str], second: Callable[[], F
     tellers = [" ".join(words_of(pid))[:200] for pid in all_pids() if token in f"{environ_of(pid)}{words_of(pid)}"]
     tellers += [str(path) for path in own.rglob("*") if path.is_file() and path.name != "token" and holds(path, token)]
     return Intrusion(
-        {path.name: stat.S_IMODE(path.stat().st_mode) for path in (own, own / "token")} | {"folder": mode_of(own)},
+        {"folder": mode_of(own), "token": mode_of(own / "token")},
         token,
         ask(address, {}),
         ask(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(own / "token")}),
@@ -160,7 +160,7 @@ def test_every_trial_stands_once_in_the_table(reference: Reference) -> None:
     assert [row["state"] for row in rows] == ["done", "done", "nan"]
     assert [row["steps"] for row in rows[:2]] == ["15", "15"]
     assert rows[2][METRIC] == ""
-    assert "the loss is nan at step" in rows[2]["why"]
+    assert "the loss is inf at step 2" in rows[2]["why"]
     for event in ("trial", "start", "end"):
         assert happened(reference.folder, event) == {0: 1, 1: 1, 2: 1}, event
     answer = reference.done.json
@@ -295,23 +295,23 @@ def found_in(folder: Path) -> list[tuple[float, str, str]]:
 def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference: Reference, seat: Seat) -> None:
     """Random with a seed, on an embedded Ray that ends with its driver."""
     space = {"optimizer.lr": {"choice": LRS}}
-    config = seat.write("random.yaml", search={"space": space, "trials": 4, "seed": 3, "max_concurrent": 2})
+    config = seat.write("random.yaml", search={"space": space, "trials": 4, "seed": 9, "max_concurrent": 2})
     folder = seat.folder / "random"
     asked = ("search", config, "--run", folder)
     with seat.slowly() as at_full_speed:
         with seat.started(*asked) as driver:
-            until(lambda: (trial(folder, 0) / "events.jsonl").exists(), 60, lambda: "no trial has started")
             await_step(trial(folder, 0), 2)
             driver.send_signal(signal.SIGTERM)
             stopped = seat.end_of(driver)
         assert stopped.code == 75, stopped.err
         assert "the others are saved" in stopped.err
         assert read_json(folder / "metrics.json")["state"] == "stopped"
-        steps = ledger(folder)[-1]["steps"]
+        assert ledger(folder)[-1]["event"] == "stop"
+        reached = step_of(trial(folder, 0))
         assert not seat.processes()
         assert not list(seat.room.glob("vx-*"))
         with seat.started(*asked) as driver:
-            await_step(trial(folder, 0), steps["0"] + 1)
+            await_step(trial(folder, 0), reached + 1)
             kill(driver.pid)
         at_full_speed()
         done = seat.run(*asked)
@@ -321,7 +321,7 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference:
     assert happened(folder, "trial") == dict.fromkeys(range(4), 1)
     assert not happened(folder, "lost")
     resumed = [e["step"] for e in read_events(trial(folder, 0) / "events.jsonl") if e["event"] == "resume"]
-    assert resumed[0] == steps["0"], "nothing that was trained before the signal is trained again"
+    assert resumed[0] == reached, "nothing that was trained before the signal is trained again"
     assert not list(seat.room.glob("vx-*")), "what the killed driver left is swept by the next"
 
 
@@ -461,12 +461,13 @@ def test_a_folder_that_holds_something_else(
     assert {path: path.read_bytes() for path in reference.folder.iterdir() if path.is_file()} == before
 
 
-def test_what_the_cluster_or_the_task_does_not_have(ray_cluster: RayLab, seat: Seat) -> None:
+def test_what_the_cluster_or_the_task_does_not_have(reference: Reference, ray_cluster: RayLab, seat: Seat) -> None:
+    """Nothing is written, and no earlier search moved aside for it."""
     large = seat.write("large.yaml", search={"space": SPACE, "per_trial": {"devices": 64}})
     unknown = seat.write("unknown.yaml", search={"space": SPACE, "metric": "dice/men"})
     with (
         seat.started("search", large, "--run", "large", **ray_cluster.environ) as one,
-        seat.started("search", unknown, "--run", "unknown", **ray_cluster.environ) as other,
+        seat.started("search", unknown, "--fresh", "--run", reference.folder, **ray_cluster.environ) as other,
     ):
         refused, missing = seat.end_of(one), seat.end_of(other)
     assert refused.code == 4, refused.err
@@ -476,7 +477,8 @@ def test_what_the_cluster_or_the_task_does_not_have(ray_cluster: RayLab, seat: S
     assert "dice/ball" in missing.err
     assert METRIC in missing.err
     assert not (seat.folder / "large").exists()
-    assert not (seat.folder / "unknown").exists()
+    assert reference.done.json["best"] == read_json(reference.folder / "metrics.json")["best"]
+    assert not list(seat.folder.glob("reference.old*"))
 
 
 def test_an_address_is_checked_before_anything_is_written(

@@ -69,15 +69,13 @@ def open_search(
     """Prepare the data once for all trials, split it once, and write the folder."""
     search = section_of(config)
     share, ranks = share_of_trial(search.per_trial, nodes)
-    if fresh and folder.exists:
-        move_aside(RunFolder(folder.root))
-    if folder.exists:
+    if folder.exists and not fresh:
         held = read_config(folder.config)
         search = search.model_copy(update={"metric": section_of(held).metric})
         held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
         return OpenedSearch(folder, held, search, share, ranks)
     machine = look_at_machine(environ)
-    config = _settled(config, environ)
+    asked, config = config, _settled(config, environ)
     search = section_of(config)
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
@@ -86,8 +84,10 @@ def open_search(
     first = with_params(config, propose(search, 0, ()))
     settled = resolve(first, opened.machine, devices=ranks)
     split_batch(settled.train.global_batch, ranks, settled.train.micro_batch)
-    _refuse_unknown_metric(opened, store)
+    _refuse_unknown_metric(asked, opened.metric, store)
     check_task(settled, store, cases)
+    if folder.exists:
+        move_aside(RunFolder(folder.root))
     folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.root.chmod(0o700)
     folder.asked.parent.mkdir(mode=0o700, exist_ok=True)
@@ -143,13 +143,14 @@ def _settled(config: Config, environ: Mapping[str, str]) -> Config:
     return config.model_copy(update={**changes, "search": search})
 
 
-def _refuse_unknown_metric(opened: OpenedSearch, store: object) -> None:
+def _refuse_unknown_metric(asked: Config, metric: str, store: object) -> None:
+    """`asked` is the config before the search's metric became that of its validations, which would be blamed for it."""
     from voxscale.tasks import build_task
 
-    known = build_task(opened.config, store).metrics(surfaces=False)  # type: ignore[arg-type]
-    if opened.metric not in known:
+    known = build_task(asked, store).metrics(surfaces=False)  # type: ignore[arg-type]
+    if metric not in known:
         raise ConfigError(
-            f"search.metric: found {opened.metric!r}, expected one that trials report: {', '.join(known)}",
+            f"search.metric: found {metric!r}, expected one that trials report: {', '.join(known)}",
             fix="set search.metric to one of them",
         )
 
