@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from voxscale.errors import InfrastructureError
+from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.ray_access import (
     ANSWER_S,
@@ -61,8 +61,8 @@ class Share:
     gpus: float = 0.0
 
     def __str__(self) -> str:
-        gpus = f"{self.gpus:g} GPUs and " if self.gpus else ""
-        return f"{gpus}{self.cpus:g} CPUs"
+        gpus = f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'} and " if self.gpus else ""
+        return f"{gpus}{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}"
 
     def fits(self, node: RayNode) -> int:
         """How many of them a node has room for."""
@@ -77,22 +77,25 @@ class RayCluster:
     address: str
     nodes: tuple[RayNode, ...]
 
-    def refuse_if_gone(self) -> None:
-        """Raise where nobody answers at the head's address: Ray itself would end this process after a minute."""
-        host, port = parse_address(self.address)
+    @property
+    def answers(self) -> bool:
+        """Whether the head is there; where it is not, Ray itself hangs, and after a minute ends this process."""
         try:
-            socket.create_connection((host, port), timeout=ANSWER_S).close()
-        except OSError as error:
+            socket.create_connection(parse_address(self.address), timeout=ANSWER_S).close()
+        except OSError:
+            return False
+        return True
+
+    def refuse_if_gone(self) -> None:
+        if not self.answers:
             raise LostHeadError(
-                f"the head of the Ray cluster at {self.address} is gone ({error.strerror or error})",
+                f"the head of the Ray cluster at {self.address} is gone",
                 fix="start the cluster, then the same command again, to continue from the last checkpoints",
-            ) from error
+            )
 
 
 class LostHeadError(InfrastructureError):
-    """There is no Ray to take leave of any more."""
-
-    is_abrupt = True
+    """There is no Ray any more."""
 
 
 @contextlib.contextmanager
@@ -111,7 +114,9 @@ def connected(address: str | None, environ: Mapping[str, str], machine: Machine)
             stack.enter_context(_joined(address, environ))
         import ray
 
-        yield RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()))
+        cluster = RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()))
+        with _left_at_end(cluster):
+            yield cluster
 
 
 def require_ray() -> None:
@@ -150,8 +155,7 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
             num_gpus=machine.gpus,
             object_store_memory=_OBJECT_STORE_BYTES,
         )
-        with _left_at_end():
-            yield
+        yield
 
 
 @contextlib.contextmanager
@@ -161,8 +165,7 @@ def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
     with _variables(**credentials(environ)):
         check_token(address)
         _init(f"Ray at {address}: cannot be joined", address=address)
-        with _left_at_end():
-            yield
+        yield
 
 
 def _init(otherwise: str, **options: Any) -> None:
@@ -190,19 +193,19 @@ def _init(otherwise: str, **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _left_at_end() -> Iterator[None]:
+def _left_at_end(cluster: RayCluster) -> Iterator[None]:
+    """Take leave of Ray, unless it is gone: then the process can only end abruptly."""
     import ray
 
     try:
         yield
-    except LostHeadError:
-        raise  # Ray would wait for its head, and then abort this process
-    except BaseException:
-        with _deaf():
-            ray.shutdown()
+    except VoxscaleError as error:
+        error.is_abrupt = not cluster.answers
         raise
-    with _deaf():
-        ray.shutdown()
+    finally:
+        if cluster.answers:
+            with _deaf():
+                ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from voxscale.config.load import read_config
 from voxscale.config.schema import Config
 from voxscale.errors import StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
+from voxscale.launch.local import SAVE_TIME_S
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import connected, refuse_unfit
 from voxscale.runs import RunFolder, SearchFolder, error_file
@@ -32,7 +33,13 @@ from voxscale.train.stop import StopRequest
 
 
 def search_here(
-    config: Config, root: Path, environ: Mapping[str, str], *, address: str | None = None, fresh: bool = False
+    config: Config,
+    root: Path,
+    environ: Mapping[str, str],
+    *,
+    address: str | None = None,
+    fresh: bool = False,
+    save_time_s: float = SAVE_TIME_S,
 ) -> tuple[dict[str, Any], str]:
     """Search on the Ray cluster at `address`, or on one of this machine. Returns `metrics.json`, and it as text.
 
@@ -49,7 +56,7 @@ def search_here(
             Ledger(folder.ledger) as ledger,
             open_screen(config.log) as screen,
         ):
-            driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show)
+            driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show, save_time_s=save_time_s)
             at_once = min(driver.room(), opened.num_trials)
             screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
             remove(folder.metrics)  # of an earlier start
@@ -74,10 +81,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m voxscale.search.drive", description="Continue or begin a search.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--reports", type=Path, required=True, help="where the error is left for the job's last line")
+    parser.add_argument("--save-time", type=float, default=SAVE_TIME_S, metavar="S", help="for trials, after a signal")
     options = parser.parse_args(arguments)
     folder = SearchFolder(options.folder.resolve())
     try:
-        _, text = search_here(read_config(folder.asked), folder.root, os.environ)
+        _, text = search_here(read_config(folder.asked), folder.root, os.environ, save_time_s=options.save_time)
     except VoxscaleError as error:
         with contextlib.suppress(OSError):
             write_json(error_file(options.reports, 0), {**error.as_json(), "rank": 0})

@@ -26,7 +26,6 @@ from voxscale.errors import (
 from voxscale.files import read_json, write_text
 from voxscale.launch.batch import copy_programs
 from voxscale.launch.folder import draft_run, open_run
-from voxscale.launch.local import SAVE_TIME_S
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import node_failures, read_failure, read_state
 from voxscale.launch.ray import Group, LostHeadError, RayCluster, look_at_nodes
@@ -84,6 +83,8 @@ class Driver:
         stop: StopRequest,
         say: Callable[[str], None],
         show: Callable[[Driver], None],
+        *,
+        save_time_s: float,
     ) -> None:
         self.opened, self.search = opened, opened.search
         self._cluster, self._environ, self._ledger = cluster, environ, ledger
@@ -97,6 +98,7 @@ class Driver:
         self._halving: Halving | None = None
         self._warned: set[str] = set()
         self._capacity, self._asked = 0, -math.inf
+        self._save_time_s = save_time_s
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -291,9 +293,14 @@ class Driver:
         """Have every running trial save, and stop: they are continued by the next driver."""
         for started in self.running.values():
             started.group.stop()
-        deadline = time.monotonic() + SAVE_TIME_S + 5
+        deadline = time.monotonic() + self._save_time_s
         while self.running and time.monotonic() < deadline:
+            if not self._cluster.answers:  # told to end as we were, and the ranks save by themselves
+                self.running.clear()
+                break
             self._look()
+        for progress in self.progress.values():
+            progress.look()
         self._ledger.write("stop", reason=self._stop.reason)
         write_text(self.opened.folder.steps, f"{sum(progress.step for progress in self.progress.values())}\n")
         ended = sum(trial.has_ended for trial in self.trials)

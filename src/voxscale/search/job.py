@@ -43,6 +43,7 @@ from voxscale.launch.sbatch import (
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.opening import draft_search, section_of, share_of_trial
 
+_WRITE_S = 5  # of the time to save, for the driver itself
 _STEPS = 'cat "$run/launch/steps" 2>/dev/null || echo 0'  # changes whenever there is something new to continue from
 
 
@@ -97,6 +98,7 @@ def search_on_slurm(draft: SearchJob, environ: Mapping[str, str], *, fresh: bool
 
 def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> Job:
     """The job that drives a search; at its time limit the trials save, and it is queued again."""
+    save_time_s = max(10, site.signal_before_limit_s - END_S)
     nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
     return Job(
         name=job_name(root.name),
@@ -105,13 +107,13 @@ def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> J
         request=request,
         lines=render_with_ray(
             shlex.quote(str(root)),
-            '-m voxscale.search.drive "$run" --reports "$reports"',
+            f'-m voxscale.search.drive "$run" --reports "$reports" --save-time {max(5, save_time_s - _WRITE_S)}',
             site,
             request,
             python=python_words(binds, site, gpus=request.gpus),
             folder=RunFolder(root),
             finish=[*finish_words(request), '--limit "$limit"'],
-            node_options=(f"--save-time {max(10, site.signal_before_limit_s - END_S)}",),
+            node_options=(f"--save-time {save_time_s}",),
             resumes=True,
             is_own=True,
             saved=_STEPS,
