@@ -95,7 +95,12 @@ class RayLab:
         place = [f"--address={self.address}"] if self.address else head
         cpus = 1 if number == 0 and self._first_nodes > 1 else self.cpus
         words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *place, f"--num-cpus={cpus}"]
-        own = {MARK: f"{self.root.name}/{number}", "RAY_USAGE_STATS_ENABLED": "0", **self.environ}
+        own = {
+            MARK: f"{self.root.name}/{number}",
+            "HOME": str(self.root),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **self.environ,
+        }
         with log.open("wb") as stream:
             program = subprocess.Popen(
                 [*words, "--object-store-memory=100000000"],

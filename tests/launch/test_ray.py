@@ -16,8 +16,6 @@ from lab.ray import RayLab, Seat, await_step, kill, ranks_in
 from voxscale.launch.ray import RayNode, Share
 from voxscale.train.events import read_events
 
-pytest_plugins = ["lab.ray"]
-
 TWO_NODES = ("--on", "ray", "--nodes", "2", "--devices", "1")
 SCRIPT = """
 import os, sys
@@ -75,6 +73,7 @@ def test_two_nodes_of_a_cluster_train_as_two_devices_do(
     assert len(list(run.glob("logs/ray-0/rank-*.log"))) == 2
 
 
+@pytest.mark.cluster
 def test_a_killed_rank_is_started_again_from_the_checkpoint(
     ray_cluster: RayLab, seat: Seat, config: Path, local: Path
 ) -> None:
@@ -174,6 +173,7 @@ def test_a_wrong_token_and_none_are_refused(ray_cluster: RayLab, seat: Seat, con
     assert not (seat.folder / "refused").exists()
 
 
+@pytest.mark.cluster
 def test_an_open_cluster_is_joined_with_one_warning(seat: Seat, config: Path) -> None:
     with RayLab(nodes=1, cpus=1, token=False) as lab:
         done = seat.run("train", config, "--on", "ray", "--nodes", "9", "--run", "none", RAY_ADDRESS=lab.address)

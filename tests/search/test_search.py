@@ -30,8 +30,6 @@ from voxscale.config.load import read_config
 from voxscale.search.samplers import propose
 from voxscale.train.events import read_events
 
-pytest_plugins = ["lab.ray"]
-
 LRS = [1e-3, 3e-2, 2e37]  # fair, good, and one that ends in NaN
 GRID = {"space": {"optimizer.lr": {"grid": LRS}}, "max_concurrent": 2}
 BEST = 1
@@ -214,6 +212,7 @@ def test_a_second_driver_is_refused_and_told_of_the_first(reference: Reference) 
     assert f"{reference.folder}: in use by pid " in reference.seen.second_driver.err
 
 
+@pytest.mark.cluster
 def test_a_search_that_is_done_is_not_done_again(reference: Reference, seat: Seat, config: Path) -> None:
     before = (reference.folder / "trials.jsonl").read_bytes(), table(reference.folder)
     done = seat.run("search", config, "--run", reference.folder)
@@ -491,6 +490,7 @@ def test_an_address_is_checked_before_anything_is_written(
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cluster
 def test_a_search_of_which_nothing_comes_has_failed(ray_cluster: RayLab, seat: Seat) -> None:
     config = seat.write("hopeless.yaml", search={"space": {"optimizer.lr": {"grid": [LRS[-1]]}}})
     done = seat.run("search", config, "--run", "hopeless", **ray_cluster.environ)

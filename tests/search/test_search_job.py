@@ -25,8 +25,6 @@ from voxscale.config.site import Site, read_site
 from voxscale.launch.sbatch import Request, render_sbatch
 from voxscale.search.job import search_job
 
-pytest_plugins = ["lab.ray"]
-
 METRIC = "dice/mean"
 LRS = [1e-3, 3e-2, 1e-2]
 BEST = 1

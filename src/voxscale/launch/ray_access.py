@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import is_locked, locked
 
 _PREFIX, _LOCK = "vx-", "lock"
+_NEW_S = 60.0  # a folder may be about to be locked
 ANSWER_S = 10.0  # within which a cluster has to answer
 _AUTHENTICATE = "give the cluster's token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
 _OPEN_CLUSTER = (
@@ -63,7 +65,8 @@ def _short_folder() -> Path:
 def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.getuid() and (folder / _LOCK).exists() and not is_locked(folder / _LOCK):
+            is_old = time.time() - folder.stat().st_ctime > _NEW_S
+            if is_old and folder.stat().st_uid == os.getuid() and not is_locked(folder / _LOCK):
                 shutil.rmtree(folder)
 
 
@@ -121,7 +124,7 @@ def _health(address: str, environ: Mapping[str, str]) -> str | None:
     """What keeps a cluster from answering; None if nothing does."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=2 * ANSWER_S, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
         return "no answer"
     return None if done.returncode == 0 else (done.stdout + done.stderr).strip() or "no answer"

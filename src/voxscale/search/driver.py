@@ -122,7 +122,7 @@ class Driver:
                 started.group.close()
 
     def _is_over(self) -> bool:
-        return len(self.trials) == self.opened.num_trials and all(trial.has_ended for trial in self.trials)
+        return len(self.trials) >= self.opened.num_trials and all(trial.has_ended for trial in self.trials)
 
     # starting
 

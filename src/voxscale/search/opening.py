@@ -20,6 +20,7 @@ from voxscale.launch.ray import RayNode, Share
 from voxscale.plan.plan import split_batch
 from voxscale.plan.resources import Machine, resolve
 from voxscale.runs import RunFolder, SearchFolder
+from voxscale.search.ledger import read_ledger
 from voxscale.search.samplers import propose
 from voxscale.search.space import check_space, with_params
 from voxscale.train.ownership import refuse_if_live
@@ -165,8 +166,12 @@ def _refuse_other(folder: SearchFolder, config: Config) -> None:
     metrics = [section_of(each).metric or each.validation.metric for each in (asked, then)]
     if metrics[0] != metrics[1]:
         found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
-    if section_of(asked).num_points < section_of(then).num_points:
-        found.append(f"search.trials is {section_of(then).num_points} there, {section_of(asked).num_points} here")
+    begun = math.ceil(
+        len(read_ledger(folder.ledger).trials) / section_of(then).seeds
+    )  # more than at first, if extended
+    points = max(section_of(then).num_points, begun)
+    if section_of(asked).num_points < points:
+        found.append(f"search.trials is {points} there, {section_of(asked).num_points} here")
     if found:
         raise ConfigError.from_findings(
             [f"{folder.root} holds another search:", *(f"  {line}" for line in found)],
