@@ -19,15 +19,16 @@ from voxscale.config.load import read_config
 from voxscale.config.schema import Config
 from voxscale.errors import StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import remove, write_json
+from voxscale.launch.folder import move_aside
 from voxscale.launch.local import SAVE_TIME_S
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.ray import connected, refuse_unfit
+from voxscale.launch.ray import RayCluster, connected, refuse_unfit
 from voxscale.runs import RunFolder, SearchFolder, error_file
 from voxscale.search.driver import Driver
 from voxscale.search.ledger import Ledger
-from voxscale.search.opening import draft_search, open_search
-from voxscale.search.results import render_outcome, write_results
-from voxscale.search.screen import open_screen
+from voxscale.search.opening import OpenedSearch, draft_search, prepare_search, write_search
+from voxscale.search.results import read_finished, render_outcome, wall_s_of, write_results
+from voxscale.search.screen import Screen, open_screen
 from voxscale.train.ownership import claimed
 from voxscale.train.stop import StopRequest
 
@@ -47,28 +48,43 @@ def search_here(
     TrainingError if no trial came to a value.
     """
     folder = draft_search(config, root, fresh=fresh)
+    if not fresh and (metrics := read_finished(folder, config)) is not None:
+        return metrics, render_outcome(folder.root, metrics)
     stop = StopRequest(None)
     with stop.on_signals(), connected(address, environ, look_at_machine()) as cluster:
-        opened = open_search(config, folder, cluster.nodes, environ, fresh=fresh)
-        refuse_unfit(cluster.nodes, folder.root)
-        with (
-            claimed(RunFolder(folder.root)),
-            Ledger(folder.ledger) as ledger,
-            open_screen(config.log) as screen,
-        ):
-            driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show, save_time_s=save_time_s)
-            at_once = min(driver.room(), opened.num_trials)
-            screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
-            remove(folder.metrics)  # of an earlier start
-            state = "failed"
-            try:
-                driver.run()
-                state = "done"
-            except StoppedEarly:
-                state = "stopped"
-                raise
-            finally:
-                metrics = write_results(opened, driver.trials, state=state, wall_s=driver.wall_s)
+        opened = prepare_search(config, folder, cluster.nodes, environ, fresh=fresh)
+        if folder.exists and not opened.held:
+            move_aside(RunFolder(folder.root))
+        with claimed(RunFolder(folder.root)), open_screen(config.log) as screen:
+            write_search(opened)
+            refuse_unfit(cluster.nodes, folder.root)
+            return _drive(opened, cluster, environ, stop, screen, save_time_s)
+
+
+def _drive(
+    opened: OpenedSearch,
+    cluster: RayCluster,
+    environ: Mapping[str, str],
+    stop: StopRequest,
+    screen: Screen,
+    save_time_s: float,
+) -> tuple[dict[str, Any], str]:
+    folder = opened.folder
+    earlier_s = wall_s_of(folder)
+    with Ledger(folder.ledger) as ledger:
+        driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show, save_time_s=save_time_s)
+        at_once = min(driver.room(), opened.num_trials)
+        screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
+        remove(folder.metrics)  # of an earlier start
+        state = "failed"
+        try:
+            driver.run()
+            state = "done"
+        except StoppedEarly:
+            state = "stopped"
+            raise
+        finally:
+            metrics = write_results(opened, driver.trials, state=state, wall_s=earlier_s + driver.wall_s)
     if metrics["best"] is None:
         raise TrainingError(
             f"search {folder.root}: none of {opened.num_trials} trials came to a value of {opened.metric}",

@@ -28,7 +28,7 @@ from voxscale.launch.batch import copy_programs
 from voxscale.launch.folder import draft_run, open_run
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import node_failures, read_failure, read_state
-from voxscale.launch.ray import Group, LostHeadError, RayCluster, look_at_nodes
+from voxscale.launch.ray import PLACE_S, Group, LostHeadError, RayCluster, look_at_nodes
 from voxscale.launch.ray_run import next_reports, node_words, worker_words
 from voxscale.launch.sbatch import Request
 from voxscale.plan.plan import Plan
@@ -56,6 +56,7 @@ from voxscale.train.stop import StopRequest
 _LOOK_S = 0.2
 _ASK_S = 3.0  # between two questions for the cluster's nodes
 _HOPELESS = (ConfigError, DataError, NotFiniteError, OutOfMemoryError)  # the same start would come to the same end
+_MOST_UNBEGUN = 20  # starts of a trial on nodes that were gone
 _CHOICES = ("precision", "compile", "channels_last")
 
 
@@ -67,8 +68,14 @@ class Started:
     run: RunFolder
     group: Group
     reports: Path
-    first_step: int
+    since: float  # when it was asked for
     is_told: bool = False  # to stop
+    is_overdue: bool = False  # which has been said
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its node program has come; Ray may not have had room for it yet."""
+        return (self.reports / "node-0000.json").exists()
 
 
 class Driver:
@@ -98,14 +105,18 @@ class Driver:
         self._halving: Halving | None = None
         self._warned: set[str] = set()
         self._capacity, self._asked = 0, -math.inf
+        self._unbegun: dict[int, int] = {}
         self._save_time_s = save_time_s
         self._began = time.monotonic()
 
     def run(self) -> None:
         """Until every trial has ended. Raises StoppedEarly after all have saved, if a signal comes first."""
         for trial in self.trials:
-            if not trial.has_ended and trial.name in stopped_trials(self._verdicts):
-                self._end(trial, PRUNED)  # decided by an earlier driver, which could not write it down
+            if not trial.has_ended and trial.name in stopped_trials(self._verdicts):  # an earlier driver was killed
+                self._end(trial, DONE if read_state(self.opened.folder.trial(trial.index)) == "done" else PRUNED)
+            elif trial.may_be_tried_again(self.search.retries):
+                trial.state = WAITING
+                self._ledger.write("again", trial=trial.index)
         try:
             while not self._is_over():
                 if self._stop.signalled:
@@ -188,7 +199,7 @@ class Driver:
         self.progress[trial.index].look()
         self._ledger.write("start", trial=trial.index, attempt=trial.losses + 1)
         self._say(f"trial {trial.index} starts: {described(trial.params)}{self._of_seed(trial)}")
-        self.running[trial.index] = Started(trial, run, group, reports, self.progress[trial.index].step)
+        self.running[trial.index] = Started(trial, run, group, reports, time.monotonic())
 
     def _open(self, trial: Trial, run: RunFolder) -> None:
         """Make the trial's run folder, or take up the one that is there."""
@@ -222,12 +233,22 @@ class Driver:
         until = time.monotonic() + _LOOK_S
         for started in list(self.running.values()):
             self.progress[started.trial.index].look()
+            self._warn_if_overdue(started)
             if started.group.is_over(wait_s=max(0.0, (until - time.monotonic()) / len(self.running))):
                 self.progress[started.trial.index].look()
                 del self.running[started.trial.index]
                 self._take_back(started)
         time.sleep(max(0.0, until - time.monotonic()))
         self._judge()
+
+    def _warn_if_overdue(self, started: Started) -> None:
+        waited = time.monotonic() - started.since
+        if waited > PLACE_S and not started.is_overdue and not started.has_begun:
+            started.is_overdue = True
+            self._say(
+                f"warning: trial {started.trial.index}: Ray has not given it {self.opened.share} for {waited:.0f} s; "
+                "see what holds the cluster with `ray status`"
+            )
 
     def _judge(self) -> None:
         """Have the scheduler stop trials that are not worth going on with."""
@@ -244,11 +265,10 @@ class Driver:
         for verdict in self._halving.judge(names, {str(index) for index in self.running}):
             self._verdicts.append(verdict)
             trial = self.trials[int(verdict.trial)]
-            self._ledger.write(
-                "verdict", trial=trial.index, rung=verdict.rung, value=verdict.value, stopped=verdict.stopped
-            )
+            value = None if math.isnan(verdict.value) else verdict.value
+            self._ledger.write("verdict", trial=trial.index, rung=verdict.rung, value=value, stopped=verdict.stopped)
             if verdict.stopped and trial.index in self.running:
-                self._say(f"trial {trial.index} stops after {verdict.rung} validations: {verdict.value:.4f}")
+                self._say(f"trial {trial.index} is told to stop after {verdict.rung} validations: {verdict.value:.4f}")
                 self.running[trial.index].is_told = True
                 self.running[trial.index].group.stop()
 
@@ -263,27 +283,32 @@ class Driver:
             self._end(trial, PRUNED)
             return
         error = read_failure(started.reports, [*lost, *node_failures(started.reports)])
-        if isinstance(error, _HOPELESS) or (trial.losses >= self.search.retries and not self._stop.signalled):
+        if isinstance(error, _HOPELESS):
             self._end(trial, NAN if isinstance(error, NotFiniteError) else FAILED, error.message)
             return
         trial.state = WAITING
         if self._stop.signalled:
             return
+        if not started.has_begun and self._unbegun.setdefault(trial.index, 0) < _MOST_UNBEGUN:
+            self._unbegun[trial.index] += 1  # placed on a node that was gone already: nothing was lost
+            return
+        if trial.losses >= self.search.retries:
+            self._end(trial, FAILED, error.message, was_lost=True)
+            return
         trial.losses += 1
         self._ledger.write("lost", trial=trial.index, why=error.message)
         self._say(f"trial {trial.index} was lost, and is started again: {error.message}")
 
-    def _end(self, trial: Trial, state: str, why: str = "") -> None:
+    def _end(self, trial: Trial, state: str, why: str = "", *, was_lost: bool = False) -> None:
         run = self.opened.folder.trial(trial.index)
         progress = self.progress[trial.index]
         progress.look()
         metrics = read_json(run.metrics) if run.metrics.exists() else {}
-        trial.state, trial.why = state, why
+        trial.state, trial.why, trial.was_lost = state, why, was_lost
         trial.value = best_value(progress.values, self.search.mode) if state in (DONE, PRUNED) else None
         trial.steps, trial.wall_s = progress.step, float(metrics.get("wall_s", 0.0))
-        self._ledger.write(
-            "end", trial=trial.index, state=state, value=trial.value, steps=trial.steps, wall_s=trial.wall_s, why=why
-        )
+        told = {"value": trial.value, "steps": trial.steps, "wall_s": trial.wall_s, "why": why}
+        self._ledger.write("end", trial=trial.index, state=state, **told, **({"lost": True} if was_lost else {}))
         reached = "" if trial.value is None else f": {self.opened.metric} {trial.value:.4f}"
         self._say(f"trial {trial.index} {state}{reached}{f': {why.splitlines()[0]}' if why else ''}{self._so_far()}")
 
@@ -291,14 +316,23 @@ class Driver:
 
     def _stop_all(self) -> None:
         """Have every running trial save, and stop: they are continued by the next driver."""
-        for started in self.running.values():
+        for index, started in list(self.running.items()):
             started.group.stop()
+            if not started.has_begun:
+                started.group.close()
+                started.trial.state = WAITING
+                del self.running[index]
+        if self.running:
+            self._say(f"{self._stop.reason}: waiting for {len(self.running)} trials to save")
         deadline = time.monotonic() + self._save_time_s
         while self.running and time.monotonic() < deadline:
             if not self._cluster.answers:  # told to end as we were, and the ranks save by themselves
-                self.running.clear()
                 break
             self._look()
+        for started in self.running.values():
+            started.trial.state = WAITING
+        if not self._cluster.answers:
+            self.running.clear()
         for progress in self.progress.values():
             progress.look()
         self._ledger.write("stop", reason=self._stop.reason)
@@ -306,7 +340,7 @@ class Driver:
         ended = sum(trial.has_ended for trial in self.trials)
         raise StoppedEarly(
             f"stopped by {self._stop.reason}; {ended} of {self.opened.num_trials} trials have ended, "
-            f"the others are saved",
+            f"what the others had reached is saved",
             fix="start the same command again to continue",
         )
 

@@ -6,6 +6,7 @@ It and the trials' own run folders are all that a search is continued from. Only
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Trial:
     params: dict[str, Any]
     state: str = WAITING
     losses: int = 0  # starts that were lost
+    was_lost: bool = False  # what ended it for good
     value: float | None = None
     steps: int = 0
     wall_s: float = 0.0
@@ -43,6 +45,10 @@ class Trial:
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
+
+    def may_be_tried_again(self, retries: int) -> bool:
+        """Whether it failed for being lost too often, and may now be lost more often."""
+        return self.state == FAILED and self.was_lost and self.losses < retries
 
 
 @dataclass
@@ -84,40 +90,53 @@ def read_ledger(path: Path) -> Record:
     One that ended has done so once: what was written of it afterwards, by two drivers at once, does not count.
     """
     record = Record()
-    for row in _rows(path):
-        match row["event"]:
-            case "search" if row["version"] != SCHEMA_VERSION:
-                raise InfrastructureError(
-                    f"{path}: written in version {row['version']}, expected {SCHEMA_VERSION}",
-                    fix="use the voxscale that wrote it, or start the search in another folder with --run",
-                )
-            case "trial" if row["trial"] == len(record.trials):
-                record.trials.append(Trial(row["trial"], row["configuration"], row["seed"], row["params"]))
-            case "verdict":
-                record.verdicts.append(Verdict(str(row["trial"]), row["rung"], row["value"], row["stopped"]))
-            case "lost" if not record.trials[row["trial"]].has_ended:
-                record.trials[row["trial"]].losses += 1
-            case "end" if not record.trials[row["trial"]].has_ended:
-                trial = record.trials[row["trial"]]
-                trial.state, trial.value, trial.why = row["state"], row["value"], row["why"]
-                trial.steps, trial.wall_s = row["steps"], row["wall_s"]
+    for number, row in _rows(path):
+        try:
+            _take_in(record, row, path)
+        except (KeyError, IndexError, TypeError) as error:
+            raise InfrastructureError(
+                f"{path} line {number}: found {str(row)[:80]}, which does not fit the lines before it",
+                fix="restore the file, or start the search anew with --fresh",
+            ) from error
     return record
+
+
+def _take_in(record: Record, row: dict[str, Any], path: Path) -> None:
+    match row["event"]:
+        case "search" if row["version"] != SCHEMA_VERSION:
+            raise InfrastructureError(
+                f"{path}: written in version {row['version']}, expected {SCHEMA_VERSION}",
+                fix="use the voxscale that wrote it, or start the search in another folder with --run",
+            )
+        case "trial" if row["trial"] == len(record.trials):
+            record.trials.append(Trial(row["trial"], row["configuration"], row["seed"], row["params"]))
+        case "verdict":
+            value = math.nan if row["value"] is None else row["value"]
+            record.verdicts.append(Verdict(str(row["trial"]), row["rung"], value, row["stopped"]))
+        case "lost" if not record.trials[row["trial"]].has_ended:
+            record.trials[row["trial"]].losses += 1
+        case "again":
+            record.trials[row["trial"]].state = WAITING
+        case "end" if not record.trials[row["trial"]].has_ended:
+            trial = record.trials[row["trial"]]
+            trial.state, trial.value, trial.why = row["state"], row["value"], row["why"]
+            trial.steps, trial.wall_s, trial.was_lost = row["steps"], row["wall_s"], row.get("lost", False)
 
 
 def stopped_trials(verdicts: Sequence[Verdict]) -> set[str]:
     return {verdict.trial for verdict in verdicts if verdict.stopped}
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return
-    for line in path.read_bytes().splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError:
             continue  # a line that a killed driver left half
         if isinstance(row, dict) and "event" in row:
-            yield row
+            yield number, row
 
 
 def _ends_whole(path: Path) -> bool:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from voxscale.config.load import differences, plain, read_config, render_config
 from voxscale.config.schema import Config
 from voxscale.config.search import PerTrial, Search
 from voxscale.data.build import store_root
+from voxscale.data.cases import Case
 from voxscale.data.split import write_split
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_text
-from voxscale.launch.folder import check_task, load_cases, move_aside, prepare_cases, split_prepared
+from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import RayNode, Share
 from voxscale.plan.plan import split_batch
@@ -22,10 +23,10 @@ from voxscale.plan.resources import Machine, resolve
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.ledger import read_ledger
 from voxscale.search.samplers import propose
-from voxscale.search.space import check_space, with_params
+from voxscale.search.space import MAX_CHECKED, check_space, with_params
 from voxscale.train.ownership import refuse_if_live
 
-_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials")
+_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials", "metric")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class OpenedSearch:
     search: Search
     share: Share
     ranks: int
+    cases: list[Case] = field(default_factory=list)  # of a new search, split
+    held: bool = False
 
     @property
     def machine(self) -> Machine:
@@ -64,38 +67,65 @@ def draft_search(config: Config, root: Path, *, fresh: bool = False) -> SearchFo
     return folder
 
 
-def open_search(
+def prepare_search(
     config: Config, folder: SearchFolder, nodes: Sequence[RayNode], environ: Mapping[str, str], *, fresh: bool = False
 ) -> OpenedSearch:
-    """Prepare the data once for all trials, split it once, and write the folder."""
+    """Prepare the data once for all trials and split it once; or take up the search that is there.
+
+    Everything is checked, and nothing written but the store.
+    """
     search = section_of(config)
     share, ranks = share_of_trial(search.per_trial, nodes)
     if folder.exists and not fresh:
         held = read_config(folder.config)
         search = search.model_copy(update={"metric": section_of(held).metric})
         held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
-        return OpenedSearch(folder, held, search, share, ranks)
+        return OpenedSearch(folder, held, search, share, ranks, held=True)
     machine = look_at_machine(environ)
     asked, config = config, _settled(config, environ)
     search = section_of(config)
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = split_prepared(manifest.cases, config, store)
-    opened = OpenedSearch(folder, config, search, share, ranks)
-    first = with_params(config, propose(search, 0, ()))
-    settled = resolve(first, opened.machine, devices=ranks)
-    split_batch(settled.train.global_batch, ranks, settled.train.micro_batch)
+    opened = OpenedSearch(folder, config, search, share, ranks, cases=cases)
     _refuse_unknown_metric(asked, opened.metric, store)
+    settled = _refuse_indivisible(opened)
     check_task(settled, store, cases)
-    if folder.exists:
-        move_aside(RunFolder(folder.root))
-    folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.root.chmod(0o700)
-    folder.asked.parent.mkdir(mode=0o700, exist_ok=True)
-    write_text(folder.asked, render_config(config))
-    write_split(folder.split, cases)
-    write_text(folder.config, render_config(config))
     return opened
+
+
+def write_search(opened: OpenedSearch) -> None:
+    """Write the folder of a new search, which has been claimed. The config comes last: with it the folder is one."""
+    folder = opened.folder
+    if folder.exists != opened.held:
+        raise InfrastructureError(
+            f"search {folder.root}: was changed by another process while this one prepared its data",
+            fix="start the same command again, or choose another folder with --run",
+        )
+    if opened.held:
+        return
+    folder.root.chmod(0o700)
+    write_text(folder.asked, render_config(opened.config))
+    write_split(folder.split, opened.cases)
+    write_text(folder.config, render_config(opened.config))
+
+
+def _refuse_indivisible(opened: OpenedSearch) -> Config:
+    """Refuse points whose batch does not divide over the ranks of a trial; returns the first one's config."""
+    search, points = opened.search, []
+    known = 1 if search.chosen_sampler == "tpe" else min(search.num_points, MAX_CHECKED)
+    findings: dict[str, None] = {}
+    for index in range(known):
+        config = with_params(opened.config, propose(search, index, ()))
+        settled = resolve(config, opened.machine, devices=opened.ranks)
+        points += [settled] if index == 0 else []
+        try:
+            split_batch(settled.train.global_batch, opened.ranks, settled.train.micro_batch)
+        except ConfigError as error:
+            findings[f"search.space: {error.message}"] = None
+    if findings:
+        raise ConfigError.from_findings(list(findings), fix="change search.space or search.per_trial.devices")
+    return points[0]
 
 
 def share_of_trial(per_trial: PerTrial, nodes: Sequence[RayNode]) -> tuple[Share, int]:
@@ -106,7 +136,7 @@ def share_of_trial(per_trial: PerTrial, nodes: Sequence[RayNode]) -> tuple[Share
     devices = float(int(most)) if per_trial.devices == "all" else float(per_trial.devices)
     each = largest.cpus / largest.gpus if on_gpus else 1.0
     cpus = max(devices, each * devices) if per_trial.cpus == "auto" else float(per_trial.cpus)
-    share = Share(cpus=cpus, gpus=devices if on_gpus else 0.0)
+    share = Share(cpus=round(cpus, 4), gpus=round(devices, 4) if on_gpus else 0.0)  # Ray counts no finer
     kind = "GPUs" if on_gpus else "CPUs"
     if devices > most:
         raise InfrastructureError(
@@ -161,8 +191,11 @@ def _refuse_other(folder: SearchFolder, config: Config) -> None:
     asked, then = config, read_config(folder.asked)
     found = differences(_without_search(asked), _without_search(then))
     here, there = plain(section_of(asked)), plain(section_of(then))
-    names = [name for name in here if name not in _FREE_TO_CHANGE and name != "metric"]
+    names = [name for name in here if name not in _FREE_TO_CHANGE]
     found += [f"search.{name} is {there[name]} there, {here[name]} here" for name in names if here[name] != there[name]]
+    devices = [section_of(each).per_trial.devices for each in (asked, then)]
+    if devices[0] != devices[1]:
+        found.append(f"search.per_trial.devices is {devices[1]} there, {devices[0]} here")
     metrics = [section_of(each).metric or each.validation.metric for each in (asked, then)]
     if metrics[0] != metrics[1]:
         found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
@@ -188,4 +221,8 @@ def _without_search(config: Config) -> Config:
 def _is_free(root: Path) -> bool:
     """Whether a search may be made here: nothing is there, or only what was written when its job was submitted."""
     run = RunFolder(root)
-    return root.is_dir() and {path.name for path in root.iterdir()} <= {run.launch.name, run.logs.name}
+    return root.is_dir() and {path.name for path in root.iterdir()} <= {
+        run.launch.name,
+        run.logs.name,
+        SearchFolder(root).split.name,
+    }

@@ -22,7 +22,7 @@ class Progress:
 
     @property
     def values(self) -> list[float]:
-        """Of each validation, in order; those without a value, such as Dice where no case has the class, left out."""
+        """Of each validation, in order; NaN where it had none, such as Dice where no case has the class."""
         return [value for _, value in self._validated]
 
     def look(self) -> bool:
@@ -54,10 +54,10 @@ class Progress:
             self._validated = [each for each in self._validated if each[0] <= row["step"]]
         elif row["event"] == "validate":
             value = row.get(self._metric)
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._validated = [each for each in self._validated if each[0] != row["step"]]
-                self._validated.append((row["step"], float(value)))
+            self._validated = [each for each in self._validated if each[0] != row["step"]]
+            self._validated.append((row["step"], math.nan if value is None else float(value)))
 
 
 def best_value(values: Sequence[float], mode: Mode) -> float | None:
-    return best_so_far(values, mode) if values else None
+    best = best_so_far(values, mode) if values else math.nan
+    return None if math.isnan(best) else best

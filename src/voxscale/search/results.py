@@ -10,10 +10,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from voxscale.config.load import read_config, render_config
-from voxscale.files import read_csv, remove, write_csv, write_json, write_text
+from voxscale.config.schema import Config
+from voxscale.files import read_csv, read_json, remove, write_csv, write_json, write_text
+from voxscale.plan.plan import Plan
 from voxscale.runs import SearchFolder
 from voxscale.search.driver import best_trial
-from voxscale.search.ledger import DONE, Trial
+from voxscale.search.ledger import DONE, Trial, read_ledger
 from voxscale.search.opening import OpenedSearch
 
 _SHOWN = 10  # trials
@@ -45,6 +47,26 @@ def write_results(opened: OpenedSearch, trials: Sequence[Trial], *, state: str, 
     return metrics
 
 
+def read_finished(folder: SearchFolder, config: Config) -> dict[str, Any] | None:
+    """`metrics.json` of a search that has nothing left to do; None of any other."""
+    if not folder.exists or not folder.metrics.exists() or config.search is None:
+        return None
+    metrics: dict[str, Any] = read_json(folder.metrics)
+    trials = read_ledger(folder.ledger).trials
+    wanted = config.search.num_points * config.search.seeds
+    again = any(trial.may_be_tried_again(config.search.retries) for trial in trials)
+    is_over = metrics["state"] == "done" and len(trials) >= wanted and all(trial.has_ended for trial in trials)
+    return metrics if is_over and not again and metrics["best"] else None
+
+
+def wall_s_of(folder: SearchFolder) -> float:
+    """What earlier starts took, as far as they could write it down."""
+    try:
+        return float(read_json(folder.metrics)["wall_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
 def best_of_search(opened: OpenedSearch, trials: Sequence[Trial]) -> Trial | None:
     """The best trial; where each configuration ran with several seeds, the first run of the one with the best mean."""
     if opened.search.seeds == 1:
@@ -60,7 +82,8 @@ def best_of_search(opened: OpenedSearch, trials: Sequence[Trial]) -> Trial | Non
 def render_best(opened: OpenedSearch, trial: Trial) -> str:
     """The config of a trial, ready to be trained: with as many ranks as the trial had, to the same numbers."""
     config = read_config(opened.folder.trial(trial.index).config)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"devices": opened.ranks})})
+    ranks = Plan.read(opened.folder.trial(trial.index).plan).world_size
+    config = config.model_copy(update={"train": config.train.model_copy(update={"devices": ranks})})
     return f"# {_described(opened, trial)}\n# voxscale train best.yaml trains it again, to the same metrics.\n" + (
         render_config(config)
     )

@@ -55,11 +55,15 @@ def render_table(driver: Driver) -> Any:
         table.add_column(name)
     for trial in _shown(driver):
         progress = driver.progress[trial.index]
-        value = trial.value if trial.has_ended else (progress.values[-1] if progress.values else None)
+        value = (
+            trial.value
+            if trial.has_ended
+            else (progress.values[-1] if progress.values and progress.values[-1] == progress.values[-1] else None)
+        )
         style = "bold green" if best is not None and trial.index == best.index else ""
         table.add_row(
             str(trial.index),
-            trial.state,
+            "waiting" if trial.index in driver.running and not driver.running[trial.index].has_begun else trial.state,
             f"{progress.step}/{progress.steps}" if progress.steps else "",
             "" if value is None else f"{value:.4f}",
             described(trial.params),

@@ -41,13 +41,13 @@ def render_trials(config: Config) -> tuple[list[dict[str, Any]], str]:
     search = config.search
     if search is None or search.chosen_sampler == "tpe":
         return [], f"{search.num_points if search else 0} trials, chosen by TPE as the search goes on"
-    points = [propose(search, index, ()) for index in range(search.num_points)]
+    points = [propose(search, index, ()) for index in range(min(search.num_points, MAX_CHECKED))]
     lines = [
         f"{index}: " + ", ".join(f"{path}={_short(value)}" for path, value in point.items())
         for index, point in enumerate(points)
     ]
     each = f", each with {search.seeds} seeds" if search.seeds > 1 else ""
-    return points, "\n".join([*lines, f"{len(points)} configurations{each}"])
+    return points, "\n".join([*lines, f"{search.num_points} configurations{each}"])
 
 
 def count_points(search: Search) -> int:
