@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from conftest import RECIPES, Cli
-from voxscale.config.distmis import FORMS, carry_over
+from voxscale.config.distmis import FORMS, carry_over, read_given
 from voxscale.config.load import make_config, plain, read_config
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.training import RatePerDevice
@@ -255,6 +256,26 @@ def test_files_that_cannot_be_read(init: Init, cli_here: Cli, tmp_path: Path) ->
     for name, why in (("absent.json", "No such file"), ("binary.json", "not text"), ("", "Is a directory")):
         done = cli_here("init", "--from-distmis", tmp_path / name, "--out", tmp_path / "c.yaml")
         assert done.code == 2 and why in done.err
+
+
+def test_only_plain_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b" " * (2**20 + 1))
+    for path, why in ((tmp_path / "pipe", "not a regular file"), (Path("/dev/zero"), "not a regular file"),
+                      (tmp_path / "large", "larger than 1 MiB")):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            read_given(path)
+    (tmp_path / "marked").write_text(json.dumps(GRID), encoding="utf-8-sig")
+    assert json.loads(read_given(tmp_path / "marked")) == GRID
+
+
+def test_a_byte_order_mark_is_no_fault() -> None:
+    assert carry_over("\ufeff" + json.dumps(GRID), "j", read_recipe).verb == "search"
+
+
+def test_workers_that_a_search_does_not_use_need_not_fit() -> None:
+    content = {**SAMPLES, "nodes": 2, "gpus": 4, "num_workers": 3}
+    assert carry_over(json.dumps(content), "j", read_recipe).verb == "search"
 
 
 def test_init_needs_data_or_a_config(cli_here: Cli) -> None:

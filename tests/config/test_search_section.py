@@ -228,7 +228,7 @@ def test_a_written_search_reads_back_the_same(tmp_path: Path) -> None:
         **RATE,
         "model": {"choice": [{"name": "unet"}, {"name": "segresnet"}]},
         "optimizer.betas": {"grid": [[0.9, 0.99], [0.9, 0.999]]},
-        "train.epochs": {"randint": [1, 5]},
+        "train.micro_batch": {"randint": [1, 5]},
         "data.spacing": {"choice": [None, [1, 1, 2.5]]},
     }
     config = make(space, scheduler={"name": "asha", "grace": 2}, per_trial={"devices": 0.5, "cpus": 2})
@@ -245,3 +245,10 @@ def test_a_run_s_config_does_not_name_the_search() -> None:
     assert "search" not in render_config(without)
     assert (plain(null), identity(null)) == (plain(without), identity(without))
     assert list(plain(make()))[-3:] == ["search", "log", "track"]
+
+
+def test_trials_that_are_halved_are_validated_equally_often() -> None:
+    space = {"train.epochs": {"grid": [1, 2]}, "validate.every": {"grid": [1, 2]}}
+    (line,) = complaints(space=space, scheduler="asha")
+    assert "train.epochs, validate.every" in line
+    assert make(space).search is not None

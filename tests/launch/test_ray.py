@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ import pytest
 
 from conftest import REPOSITORY, Cli, Finished
 from lab.ray import RayLab, Seat, await_step, kill, ranks_in
+from lab.slurm import until
 from voxscale.launch.ray import RayNode, Share
 from voxscale.train.events import read_events
 
@@ -96,6 +101,124 @@ def test_a_killed_rank_is_started_again_from_the_checkpoint(
     assert ray_cluster.num_alive() == 3
 
 
+def test_a_signal_saves_and_the_same_command_continues(
+    ray_cluster: RayLab, seat: Seat, config: Path, local: Path
+) -> None:
+    run = seat.folder / "signalled"
+    asked = ("train", config, *TWO_NODES, "--run", run)
+    with seat.slowly(), seat.started(*asked, **ray_cluster.environ) as command:
+        await_step(run, 6)
+        command.send_signal(signal.SIGTERM)
+        stopped = seat.end_of(command)
+    assert stopped.code == 75, (stopped.code, stopped.err)
+    assert "stopped by signal SIGTERM; what was trained is saved" in stopped.err
+    assert metrics(run)["state"] == "stopped"
+    done = seat.run(*asked, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
+    assert len(resumed) == 1 and resumed[0] >= 6
+    assert_same_training(run, local)
+
+
+def test_a_signal_while_devices_are_waited_for(ray_cluster: RayLab, seat: Seat) -> None:
+    (seat.folder / "long.py").write_text("import time; print('begun', flush=True); time.sleep(100)")
+    held = ("launch", "long.py", "--on", "ray", "--devices", "2")
+    with contextlib.ExitStack() as stack:
+        for number in (1, 2):
+            run = seat.folder / f"holds-{number}"
+            stack.enter_context(seat.started(*held, "--run", run, **ray_cluster.environ))
+            until(lambda run=run: any(run.glob("logs/ray-0/rank-0000.log")), 60, lambda: "it does not begin")
+        waiting = stack.enter_context(seat.started(*held, "--run", "waits", **ray_cluster.environ))
+        until(lambda: (seat.folder / "waits" / "logs" / "ray-0").exists(), 60, lambda: "it does not ask")
+        time.sleep(2)
+        waiting.send_signal(signal.SIGUSR1)
+        stopped = seat.end_of(waiting, timeout_s=20)
+    assert stopped.code == 75, (stopped.code, stopped.err)
+    assert "stopped by signal SIGUSR1" in stopped.err
+    assert "saved" not in stopped.err and "continue" not in stopped.err
+    assert metrics(seat.folder / "waits")["state"] == "stopped"
+
+
+SAVING = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    time.sleep(2)
+    Path(f"saved-{os.environ['RANK']}").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+Path(f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(100)
+"""
+
+
+@pytest.mark.cluster
+def test_after_a_lost_node_the_other_ranks_of_a_script_may_save(seat: Seat) -> None:
+    (seat.folder / "saving.py").write_text(SAVING)
+    pids = [seat.folder / f"pid-{rank}" for rank in (0, 1)]
+    with (
+        RayLab(nodes=3) as lab,
+        seat.started("launch", "saving.py", *TWO_NODES, "--run", "loses", **lab.environ) as command,
+    ):
+        until(lambda: all(pid.exists() and pid.read_text() for pid in pids), 60, lambda: "the ranks do not begin")
+        nodes = [lab.node_of(int(pid.read_text())) for pid in pids]
+        lost = 1 if nodes[1] else 0
+        lab.kill(nodes[lost])
+        done = seat.end_of(command, timeout_s=120)
+    assert done.code == 4, (done.code, done.err)
+    assert "Ray lost what ran" in done.err
+    assert "continue" not in done.err and "(raylet" not in done.out + done.err
+    assert (seat.folder / f"saved-{1 - lost}").exists()
+    assert metrics(seat.folder / "loses")["state"] == "failed"
+
+
+DRIVER = """
+import ray
+ray.init(log_to_driver=False)
+print("cpus", ray.cluster_resources()["CPU"], ray.get(ray.remote(num_cpus=2)(lambda: 7).remote()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_plain_script_may_be_a_driver_of_the_cluster(ray_cluster: RayLab, seat: Seat, embedded: bool) -> None:
+    script = seat.folder / "driver.py"
+    script.write_text(DRIVER)
+    environ = {"RAY_AUTH_TOKEN": "f" * 64} if embedded else ray_cluster.environ
+    done = seat.run("launch", script, "--on", "ray", "--plain", "--run", f"driver-{embedded}", **environ)
+    assert done.code == 0, done.err
+    assert any(line.startswith("cpus") and line.endswith(" 7") for line in done.out.splitlines()), done.out
+
+
+ASK_WITH_TOKEN = """
+import os, subprocess, sys
+from voxscale.launch.ray import connected
+from voxscale.launch.ray_node import RAY_PROGRAM
+from voxscale.plan.resources import Machine
+
+with connected(None, os.environ, Machine(gpus=0, cpus=1)) as cluster:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": sys.argv[1]}
+    for added in (token, {}):
+        words = [sys.executable, "-c", RAY_PROGRAM, "health-check", "--address", cluster.address]
+        done = subprocess.run(words, env={**os.environ, **added}, capture_output=True, text=True, timeout=30)
+        print(done.returncode, "AuthToken" in done.stdout + done.stderr, flush=True)
+assert os.environ["RAY_AUTH_TOKEN"] == sys.argv[1]
+"""
+
+
+def test_a_token_of_the_shell_does_not_open_the_cluster_that_is_started(seat: Seat) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_WITH_TOKEN, "ab" * 32],
+        env={**seat.environ, "RAY_AUTH_TOKEN": "ab" * 32},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["1 True", "0 False"], done.stdout + done.stderr
+
+
 def test_a_script_runs_as_ranks_and_its_failure_is_told(ray_cluster: RayLab, seat: Seat) -> None:
     script = seat.folder / "own.py"
     script.write_text(SCRIPT)
@@ -145,6 +268,39 @@ def test_an_address_that_is_none(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "does not exist"), ("", "is empty"), (" \n", "is empty"), (..., "is not a file")]
+)
+def test_a_token_that_cannot_be_had_is_said_first(
+    cli_here: Cli, monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path,
+    silent_port: int, content: object, words: str,
+) -> None:  # fmt: skip
+    file = tmp_path / "token"
+    if content is ...:
+        file.mkdir()
+    elif isinstance(content, str):
+        file.write_text(content)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
+    began = time.monotonic()
+    address = f"127.0.0.1:{silent_port}"
+    done = cli_here("train", write_config(), "--on", "ray", "--address", address, "--run", tmp_path / "run")
+    assert done.code == 4, done.err
+    assert f"RAY_AUTH_TOKEN_PATH={file} {words}" in done.err
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "{config}", "site.time=1:00:00"), ("launch", "{script}", "--set", "site.time=1")]
+)
+def test_a_sites_fields_are_not_for_ray(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "s.py").write_text("")
+    given = [word.format(config=write_config(), script=tmp_path / "s.py") for word in words]
+    done = cli_here(*given, "--on", "ray", "--run", tmp_path / "run")
+    assert done.code == 2 and "--site: not for --on ray" in done.err
+
+
 @pytest.mark.ray
 @pytest.mark.cluster
 def test_a_server_that_never_answers(
@@ -154,7 +310,7 @@ def test_a_server_that_never_answers(
     address = f"127.0.0.1:{silent_port}"
     done = cli_here("train", write_config(), "--on", "ray", "--address", address, "--run", tmp_path / "run")
     assert done.code == 4, done.err
-    assert f"Ray at {address}: is not healthy" in done.err
+    assert f"Ray at {address}: does not answer as Ray does within 10 s" in done.err
     assert time.monotonic() - began < 25
     assert not (tmp_path / "run").exists()
 
@@ -167,7 +323,9 @@ def test_a_wrong_token_and_none_are_refused(ray_cluster: RayLab, seat: Seat, con
     with seat.started(*asked, **with_wrong) as one, seat.started(*asked, RAY_ADDRESS=ray_cluster.address) as other:
         refused, nameless = seat.end_of(one), seat.end_of(other)
     assert refused.code == nameless.code == 4
-    assert f"Ray at {ray_cluster.address}: refuses our token" in refused.err
+    assert (
+        f"Ray at {ray_cluster.address}: refuses our token, which is that of RAY_AUTH_TOKEN_PATH={wrong}" in refused.err
+    )
     assert f"Ray at {ray_cluster.address}: asks for a token" in nameless.err
     assert "RAY_AUTH_TOKEN_PATH=FILE" in nameless.err
     assert not (seat.folder / "refused").exists()

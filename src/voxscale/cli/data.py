@@ -61,21 +61,14 @@ def init(
 
 def _init_from_distmis(given: Path, data: Path | None, overrides: list[str], out: Path, *, as_json: bool) -> None:
     """Write the config, say on standard error what is left behind, and name the command that runs it."""
-    from voxscale.config.distmis import carry_over
+    from voxscale.config.distmis import carry_over, read_given
     from voxscale.config.load import make_config, render_config
-    from voxscale.errors import ConfigError
     from voxscale.files import write_text
     from voxscale.launch.demo import read_recipe
 
     if data is not None and "=" in str(data) and not data.exists():  # no DATA, and this is the first override
         data, overrides = None, [str(data), *overrides]
-    try:
-        text = given.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text"
-        raise ConfigError(
-            f"--from-distmis {given}: cannot be read: {why}", fix="give a config.json of DistMIS"
-        ) from None
+    text = read_given(given)
     decathlon = data is not None and (data.suffix == ".tar" or (data / "dataset.json").is_file())
     carried = carry_over(text, str(given), read_recipe, decathlon=decathlon)
     carried.fields["data"]["source"] = str(data.resolve()) if data is not None else "data/distmis"

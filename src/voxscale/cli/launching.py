@@ -66,7 +66,7 @@ def launch(
     from voxscale.files import read_json
     from voxscale.launch.given import apart_from_site, placed, placed_on_ray
     from voxscale.launch.ray_job import refuse_with_ray
-    from voxscale.launch.ray_run import launch_on_ray
+    from voxscale.launch.ray_run import launch_on_ray, script_commands_on_ray
     from voxscale.launch.sbatch import render_sbatch
     from voxscale.launch.script import choose_folder, command_here, launch_here, make_script
     from voxscale.launch.script_job import draft_script_job, launch_on_slurm
@@ -79,7 +79,7 @@ def launch(
     given = make_script(script, arguments or (), plain=plain, nodes=nodes, python=python, output=output)
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     on_ray = placed_on_ray(
-        on, address, nodes, devices, site, debug_comm=debug_comm, after=after, detach=detach, dry_run=dry_run
+        on, address, nodes, devices, site or of_site, debug_comm=debug_comm, after=after, detach=detach
     )
     root = choose_folder(run, given)
     if place is not None:
@@ -93,6 +93,11 @@ def launch(
             content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
             return
+    elif on_ray is not None and dry_run:
+        commands = script_commands_on_ray(given, root, os.environ, on_ray)
+        text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
+        answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
+        return
     elif on_ray is not None:
         launch_on_ray(given, root, os.environ, on_ray, as_json=as_json)
     elif dry_run:

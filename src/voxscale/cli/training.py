@@ -115,7 +115,9 @@ def train(
     settled = config_or_data(config, of_config, os.environ)
     root = (run or default_run(config)).resolve()
     of_jobs = {"after": after, "detach": detach}
-    on_ray = placed_on_ray(on, address, nodes, devices, site, debug_comm=debug_comm, **of_jobs, no_start=no_start)
+    on_ray = placed_on_ray(
+        on, address, nodes, devices, site or of_site, debug_comm=debug_comm, **of_jobs, no_start=no_start
+    )
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
@@ -133,7 +135,7 @@ def train(
     elif dry_run or no_start:
         list_commands = fold_commands if folds is not None else commands_for
         if on_ray is not None:
-            commands = commands_on_ray(settled, root, os.environ, on_ray, fresh=fresh)
+            commands = commands_on_ray(settled, root, os.environ, on_ray, fresh=fresh, folds=folds is not None)
         else:
             commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
         text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)

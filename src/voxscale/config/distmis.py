@@ -12,13 +12,16 @@ import difflib
 import json
 import math
 import reprlib
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from voxscale.errors import ConfigError
 
 GPUS_PER_NODE = 4  # of the cluster DistMIS ran on: more replicas were more nodes
+_LARGEST_BYTES = 2**20  # theirs have a few hundred
 LEARNING_RATES = (1e-4, 1e-2)  # between which its PyTorch search draws
 
 
@@ -110,9 +113,25 @@ def carry_over(
     return replace(carried, left=(*carried.left, *left))
 
 
+def read_given(path: Path) -> str:
+    """The text of a config that a user gives. Raises ConfigError, and waits for nobody: a pipe is no such file."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            why = "Is a directory" if path.is_dir() else "not a regular file"
+        elif path.stat().st_size > _LARGEST_BYTES:
+            why = f"larger than {_LARGEST_BYTES // 2**20} MiB"
+        else:
+            return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        why = error.strerror or str(error)
+    except UnicodeDecodeError:
+        why = "not text"
+    raise ConfigError(f"--from-distmis {path}: cannot be read: {why}", fix="give a config.json of DistMIS")
+
+
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(text, object_pairs_hook=_each_once)
+        content = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
         raise ConfigError(f"{where}: not valid JSON: {error.msg}", fix="give the config.json of DistMIS") from error
@@ -157,7 +176,7 @@ def _find_faults(given: Mapping[str, Any], form: _Form) -> list[str]:
         elif not _VALUES[key].fits(value):
             findings.append(f"{key}: found {_short(value)}, expected {_VALUES[key].expected}")
     place = ("nodes", "gpus", "num_workers")
-    if all(key in form.keys and _is_count(given.get(key)) for key in place):
+    if all(key in form.required and _is_count(given.get(key)) for key in place):
         nodes, gpus, workers = (int(given[key]) for key in place)
         if workers != nodes * gpus:
             findings.append(f"num_workers: found {workers}, expected nodes × gpus, {nodes} × {gpus} = {nodes * gpus}")

@@ -20,11 +20,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -183,6 +185,7 @@ def start_ranks(
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a node that ends first is no news to the others
+    from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -201,10 +204,12 @@ def start_ranks(
         "shutdown_timeout": int(save_time_s),
     }
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
-    config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []
-    with _signals_passed_on(save_time_s) as received, _watching(watched):
+    with _signals_passed_on(save_time_s) as received, _agent_folder() as logs, _watching(watched, logs):
+        if hasattr(multiprocessing, "DefaultLogsSpecs"):
+            wanted["logs_specs"] = multiprocessing.DefaultLogsSpecs(log_dir=str(logs))
+        config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as error:
@@ -246,7 +251,17 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
 
 
 @contextlib.contextmanager
-def _watching(reports: Path | None) -> Iterator[None]:
+def _agent_folder() -> Iterator[Path]:
+    """For what torch's agent writes about its ranks; by itself it would leave a folder behind each time."""
+    folder = Path(tempfile.mkdtemp(prefix="vx-agent-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watching(reports: Path | None, logs: Path) -> Iterator[None]:
     """End the ranks here soon after those of another node have failed; libraries may wait half an hour for them."""
     done = threading.Event()
 
@@ -258,6 +273,7 @@ def _watching(reports: Path | None) -> Iterator[None]:
                     if _outlast(_GRACE_S, done):
                         signal_children(number)
                 if not done.wait(_FLUSH_S):  # no rank is left, and the agent would wait five minutes for the other node
+                    shutil.rmtree(logs, ignore_errors=True)
                     os._exit(1)
                 return
 

@@ -10,92 +10,49 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.ray_access import (
-    ANSWER_S,
     check_token,
     credentials,
+    deaf,
     parse_address,
     private_folder,
     refuse_silent,
     token_in,
+    token_source,
+    variables,
 )
+from voxscale.launch.ray_cluster import LostHeadError, RayCluster, RayNode, Share
+from voxscale.launch.ray_node import FOREIGN
 from voxscale.plan.resources import Machine
 
+__all__ = [
+    "Group",
+    "LostHeadError",
+    "RayCluster",
+    "RayNode",
+    "Share",
+    "connected",
+    "look_at_nodes",
+    "refuse_unfit",
+    "require_ray",
+    "stopped_within",
+]
+_SLICE_S = 0.5  # of waiting, between two looks at what may have changed
 PLACE_S = 60.0  # for a cluster to give what was asked of it, once others have left
 _OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; this is the least that Ray takes
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "ONEDNN_", "PYTHONPATH", "VOXSCALE_")
 _SAME_EVERYWHERE = "every node needs voxscale in the Python that runs Ray, and the run's folder; choose it with --run"
-
-
-@dataclass(frozen=True)
-class RayNode:
-    """A node of the cluster and what Ray may give of it."""
-
-    id: str
-    host: str
-    cpus: float
-    gpus: float
-
-    def as_machine(self) -> Machine:
-        return Machine(gpus=int(self.gpus), cpus=int(self.cpus))
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a program holds of its node."""
-
-    cpus: float
-    gpus: float = 0.0
-
-    def __str__(self) -> str:
-        gpus = f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'} and " if self.gpus else ""
-        return f"{gpus}{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}"
-
-    def fits(self, node: RayNode) -> int:
-        """How many of them a node has room for."""
-        rooms = [have / want for have, want in ((node.cpus, self.cpus), (node.gpus, self.gpus)) if want]
-        return int(min(rooms) + 1e-9)
-
-
-@dataclass(frozen=True)
-class RayCluster:
-    """The cluster that this process is part of, as it was found."""
-
-    address: str
-    nodes: tuple[RayNode, ...]
-
-    @property
-    def answers(self) -> bool:
-        """Whether the head is there; where it is not, Ray itself hangs, and after a minute ends this process."""
-        try:
-            socket.create_connection(parse_address(self.address), timeout=ANSWER_S).close()
-        except OSError:
-            return False
-        return True
-
-    def refuse_if_gone(self) -> None:
-        if not self.answers:
-            raise LostHeadError(
-                f"the head of the Ray cluster at {self.address} is gone",
-                fix="start the cluster, then the same command again, to continue from the last checkpoints",
-            )
-
-
-class LostHeadError(InfrastructureError):
-    """There is no Ray any more."""
 
 
 @contextlib.contextmanager
@@ -106,15 +63,16 @@ def connected(address: str | None, environ: Mapping[str, str], machine: Machine)
     """
     require_ray()
     address = address or environ.get("RAY_ADDRESS") or None
+    is_ours = address is None or address == "local"
     with contextlib.ExitStack() as stack:
         if address is None or address == "local":
-            stack.enter_context(_variables(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
+            stack.enter_context(variables(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
             stack.enter_context(_own_cluster(machine))
         else:
             stack.enter_context(_joined(address, environ))
         import ray
 
-        cluster = RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()))
+        cluster = RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()), is_ours)
         with _left_at_end(cluster):
             yield cluster
 
@@ -145,7 +103,11 @@ def look_at_nodes() -> list[RayNode]:
 
 @contextlib.contextmanager
 def _own_cluster(machine: Machine) -> Iterator[None]:
-    with private_folder() as folder, _variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_in(folder))):
+    with (
+        private_folder() as folder,
+        variables(**dict.fromkeys(FOREIGN)),
+        variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_in(folder))),
+    ):
         _init(
             "Ray could not be started on this machine",
             address="local",
@@ -162,8 +124,9 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
 def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
     host, port = parse_address(address)
     refuse_silent(address, host, port)
-    with _variables(**credentials(environ)):
-        check_token(address)
+    source = token_source(environ)
+    with variables(**credentials(environ)):
+        check_token(address, source)
         _init(f"Ray at {address}: cannot be joined", address=address)
         yield
 
@@ -175,9 +138,8 @@ def _init(otherwise: str, **options: Any) -> None:
     try:
         ray.init(**options, namespace="voxscale", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ConnectionError, ValueError, OSError, ray.exceptions.RayError) as error:
-        what = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InfrastructureError(
-            f"{otherwise}: {what}",
+            f"{otherwise}: {_first_line(error)}",
             fix="run this on one of its nodes, with the same Python and Ray as it has"
             if options["address"] != "local"
             else "see whether there is room in /tmp and memory",
@@ -187,9 +149,10 @@ def _init(otherwise: str, **options: Any) -> None:
             for number, handler in handlers.items():  # Ray puts its own in their place
                 signal.signal(number, handler)
     with contextlib.suppress(ImportError, AttributeError):  # what Ray prints about lost nodes is ours to say, shorter
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+        from ray._private import worker
 
-        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+        if callable(worker.print_to_stdstream):
+            worker.print_to_stdstream = lambda *_, **__: None
 
 
 @contextlib.contextmanager
@@ -204,37 +167,8 @@ def _left_at_end(cluster: RayCluster) -> Iterator[None]:
         raise
     finally:
         if cluster.answers:
-            with _deaf():
+            with deaf():
                 ray.shutdown()
-
-
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """A second Ctrl-C would leave half of Ray behind."""
-    try:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    """Environment variables for the length of the body: Ray and its children know no other way."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class _OnNode:
@@ -297,22 +231,44 @@ class Group:
         self._actors = [remote.options(**option).remote() for option in options]
         self._ends: list[Any] = []
 
-    def hosts(self, *, patience_s: float = PLACE_S) -> list[str]:
-        """The addresses of the nodes that the group was given. Raises where there are none in time."""
+    def hosts(self, *, patience_s: float = PLACE_S, look: Callable[[], None] = lambda: None) -> list[str]:
+        """The addresses of the nodes that the group was given. Raises where there are none in time.
+
+        `look` is called between, and may raise.
+        """
         import ray
 
-        try:
-            return list(ray.get([actor.host.remote() for actor in self._actors], timeout=patience_s))
-        except ray.exceptions.GetTimeoutError:
+        asked = [actor.host.remote() for actor in self._actors]
+        deadline = time.monotonic() + patience_s
+        while True:
+            look()
+            try:
+                return list(ray.get(asked, timeout=_SLICE_S))
+            except ray.exceptions.GetTimeoutError:
+                look()
+                self._refuse_hopeless()
+            except ray.exceptions.RayError as error:
+                raise InfrastructureError(
+                    f"Ray could not start a program: {_first_line(error)}", fix=_SAME_EVERYWHERE
+                ) from error
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"Ray did not give {self._wanted} within {patience_s:.0f} s",
+                    fix="see what holds the cluster with `ray status`, or ask for less",
+                )
+
+    @property
+    def _wanted(self) -> str:
+        return f"{self.nodes} node{'s' if self.nodes > 1 else ''} × {self.share}"
+
+    def _refuse_hopeless(self) -> None:
+        """Nobody will leave what is not there."""
+        able = [node.host for node in look_at_nodes() if self.share.fits(node)]
+        if len(able) < self.nodes:
             raise InfrastructureError(
-                f"Ray did not give {self.nodes} node{'s' if self.nodes > 1 else ''} × {self.share} within "
-                f"{patience_s:.0f} s",
-                fix="see what holds the cluster with `ray status`, or ask for less",
-            ) from None
-        except ray.exceptions.RayError as error:
-            raise InfrastructureError(
-                f"Ray could not start a program: {_first_line(error)}", fix=_SAME_EVERYWHERE
-            ) from error
+                f"Ray cannot give {self._wanted}: found {len(able)} that can ({', '.join(able) or 'none'})",
+                fix="add nodes: ray start --address HOST:PORT; or ask for less",
+            )
 
     def start(
         self,
@@ -321,9 +277,13 @@ class Group:
         outputs: Sequence[Path],
         *,
         python: str | None = None,
+        also: Mapping[str, str] | None = None,
     ) -> None:
-        """Have the program of each node started, `python` and the words for it, as soon as there is room."""
-        added = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+        """Have the program of each node started, `python` and the words for it, as soon as there is room.
+
+        It gets what ranks need of `environ`, and all of `also`.
+        """
+        added = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)} | dict(also or {})
         self._ends = [
             actor.run.remote(python, list(words_of(index)), added, str(output))
             for index, (actor, output) in enumerate(zip(self._actors, outputs, strict=True))
@@ -335,6 +295,12 @@ class Group:
 
         ended, running = ray.wait(self._ends, num_returns=len(self._ends), timeout=wait_s)
         return not running or any(_loss_of(end) for end in ended)
+
+    def have_ended(self, *, wait_s: float = 0.0) -> bool:
+        """Whether nothing runs any more: the programs that were not lost have ended. Waits so long for it."""
+        import ray
+
+        return not ray.wait(self._ends, num_returns=len(self._ends), timeout=wait_s)[1]
 
     def lost(self) -> list[str]:
         """What Ray says of the programs that it has lost: with their node, or their actor."""
@@ -394,8 +360,10 @@ def refuse_unfit(nodes: Sequence[RayNode], folder: Path) -> None:
         try:
             if not ray.get(answer, timeout=PLACE_S):
                 findings.append(f"{node.host}: cannot write to {folder}, which all nodes have to share")
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayTaskError as error:
             findings.append(f"{node.host}: cannot run voxscale: {_first_line(error)}")
+        except ray.exceptions.RayError:  # gone, though Ray has not noticed for a while: nothing is placed there
+            continue
     if findings:
         raise InfrastructureError.from_findings(findings, fix=_SAME_EVERYWHERE)
 
@@ -410,12 +378,12 @@ def _host() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def stopped_within(group: Group, seconds: float) -> bool:
-    """Ask a group to save and end, and wait for it."""
+def stopped_within(group: Group, seconds: float, cluster: RayCluster) -> bool:
+    """Ask a group to save and end, and wait for what is left of it; not for a cluster that is gone."""
     group.stop()
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if group.is_over(wait_s=0.2):
+    while time.monotonic() < deadline and cluster.answers:
+        if group.have_ended(wait_s=_SLICE_S):
             return True
     return False
 

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from pathlib import Path
 
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import is_locked, locked
+from voxscale.launch.ray_node import RAY_PROGRAM
 
 _PREFIX, _LOCK = "vx-", "lock"
 _NEW_S = 60.0  # a folder may be about to be locked
+_HEALTHY, _REFUSED, _SILENT = "healthy", "refused", "silent"
 ANSWER_S = 10.0  # within which a cluster has to answer
 _AUTHENTICATE = "give the cluster's token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
 _OPEN_CLUSTER = (
@@ -92,39 +95,98 @@ def refuse_silent(address: str, host: str, port: int) -> None:
         ) from error
 
 
+def token_source(environ: Mapping[str, str]) -> str | None:
+    """Where our token comes from, as Ray looks for it; None where we have none. Raises if it cannot be had from there.
+
+    Ray itself ends with a traceback for what is refused here.
+    """
+    if environ.get("RAY_AUTH_MODE", "token") != "token":
+        return None
+    if environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    given, default = environ.get("RAY_AUTH_TOKEN_PATH"), Path(environ.get("HOME", "/")) / ".ray" / "auth_token"
+    file, name = (Path(given), f"RAY_AUTH_TOKEN_PATH={given}") if given else (default, str(default))
+    if not given and "RAY_AUTH_MODE" not in environ and not file.is_file():
+        return None
+    try:
+        what = "is empty" if file.is_file() and not file.read_bytes().strip() else ""
+        what = what or ("" if file.is_file() else "is not a file" if file.exists() else "does not exist")
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+    if what:
+        raise InfrastructureError(f"Ray's token: {name} {what}", fix=_AUTHENTICATE)
+    return name
+
+
 def credentials(environ: Mapping[str, str]) -> dict[str, str]:
     """As Ray does: where a token is there, it is used."""
     if "RAY_AUTH_MODE" in environ:
         return {}
-    default = Path(environ.get("HOME", "/")) / ".ray" / "auth_token"
-    has_token = "RAY_AUTH_TOKEN" in environ or "RAY_AUTH_TOKEN_PATH" in environ or default.is_file()
-    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+    return {"RAY_AUTH_MODE": "disabled" if token_source(environ) is None else "token"}
 
 
-def check_token(address: str) -> None:
-    """Refuse a cluster that does not take our token, and warn of one that asks for none."""
+def check_token(address: str, source: str | None) -> None:
+    """Refuse a cluster that does not take our token, which is from `source`, and warn of one that asks for none."""
     nameless = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     with ThreadPoolExecutor(2) as pool:
         as_we_are, as_nobody = pool.map(
             lambda environ: _health(address, environ),
             (dict(os.environ), {**nameless, "RAY_AUTH_MODE": "disabled"}),
         )
-    if as_we_are is not None:
-        wrong = "InvalidAuthToken" in as_we_are or "AuthenticationError" in as_we_are
-        ours = "refuses our token" if os.environ.get("RAY_AUTH_MODE") == "token" else "asks for a token"
+    if as_we_are == _REFUSED:
+        what = "asks for a token" if source is None else f"refuses our token, which is that of {source}"
+        raise InfrastructureError(f"Ray at {address}: {what}", fix=_AUTHENTICATE)
+    if as_we_are == _SILENT:
         raise InfrastructureError(
-            f"Ray at {address}: " + (ours if wrong else f"is not healthy: {as_we_are.splitlines()[-1]}"),
-            fix=_AUTHENTICATE if wrong else "see the logs of its head; is this the port of `ray start --head`?",
+            f"Ray at {address}: does not answer as Ray does within {ANSWER_S:.0f} s",
+            fix="see the logs of its head; is this the port of `ray start --head`?",
         )
-    if as_nobody is None:
+    if as_nobody == _HEALTHY:
         print(f"warning: {_OPEN_CLUSTER}", file=sys.stderr, flush=True)
 
 
-def _health(address: str, environ: Mapping[str, str]) -> str | None:
-    """What keeps a cluster from answering; None if nothing does."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+def _health(address: str, environ: Mapping[str, str]) -> str:
+    """Whether a cluster answers us."""
+    command = [sys.executable, "-c", RAY_PROGRAM, "health-check", "--address", address]
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
-        return "no answer"
-    return None if done.returncode == 0 else (done.stdout + done.stderr).strip() or "no answer"
+        return _SILENT
+    if done.returncode == 0:
+        return _HEALTHY
+    said = done.stdout + done.stderr
+    return _REFUSED if "InvalidAuthToken" in said or "AuthenticationError" in said else _SILENT
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """A second Ctrl-C would leave half of Ray behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    try:
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    except ValueError:  # not the main thread
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def variables(**values: str | None) -> Iterator[None]:
+    """Environment variables for the length of the body, None being unset: Ray and its children know no other way."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -49,10 +49,13 @@ _PASS_ON_S = 0.3  # SLURM signals the command itself; one that ends at once must
 _END_S = 10.0  # for Ray to end before it is killed
 _CLIENT_PORTS = range(20000, 32000)  # not those that systems hand out, which Ray's own processes get meanwhile
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_API_SERVER_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_GCS_SERVER_PORT")
+FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_API_SERVER_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_GCS_SERVER_PORT")
+# `ray`, without the modules of the folder it is started in, which may be called as those of others
+_APART = "import sys; sys.path[:] = [place for place in sys.path if place]"
+RAY_PROGRAM = f"{_APART}; from ray.scripts.scripts import main; sys.exit(main())"
 # Writes the addresses of the nodes that Ray has, whenever they change, until there are enough
-_WATCH = """
-import sys, time
+_WATCH = f"""{_APART}
+import time
 from ray._raylet import GcsClient
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 client, before, nodes = GcsClient(address=sys.argv[1]), None, int(sys.argv[2])
@@ -159,7 +162,7 @@ class Ray:
     @property
     def environ(self) -> dict[str, str]:
         """What every process of this cluster is told: where the token is, never what it is."""
-        kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+        kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
         kept.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # a node without its head soon ends
         return {
             **kept,
@@ -175,7 +178,7 @@ class Ray:
                  "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")  # fmt: skip
         self.process = self.run(
             [
-                *("-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *words),
+                *("-c", RAY_PROGRAM, "start", "--block", "--disable-usage-stats", *words),
                 *(f"--node-ip-address={self.place.address}", f"--temp-dir={self.folder / 'ray'}"),
                 *(f"--num-cpus={self.options.cpus}", f"--num-gpus={self.options.gpus}"),
                 *(f"--{name}-port=0" for name in ports),

@@ -6,16 +6,18 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from voxscale.config.load import with_fold
 from voxscale.config.schema import Config, PerDevice
 from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, VoxscaleError
-from voxscale.files import read_json
+from voxscale.files import read_json, write_json
 from voxscale.launch.batch import copy_programs, refuse_if_queued
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
+from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import Screen, Tail, display
 from voxscale.launch.local import SAVE_TIME_S
 from voxscale.launch.machine import look_at_machine
@@ -27,6 +29,7 @@ from voxscale.launch.script_end import finish
 from voxscale.plan.resources import Machine, choose_devices
 from voxscale.runs import RunFolder, error_files
 from voxscale.train.ownership import claimed, is_live
+from voxscale.train.stop import StopRequest
 
 RESTARTS = 3  # of a run whose ranks, nodes or actors are lost
 _LOOK_S = 0.5
@@ -43,15 +46,25 @@ class RayPlacement:
     debug_comm: bool = False
 
 
+@dataclass(frozen=True)
+class GroupEnd:
+    """How the node programs of a group ended: what was lost of them, in words, and the signal that stopped them."""
+
+    lost: tuple[str, ...] = ()
+    signal: str = ""
+
+
 def train_on_ray(
     config: Config, root: Path, environ: Mapping[str, str], place: RayPlacement, *, fresh: bool
 ) -> OpenedRun:
     """Make the run folder, or open the one that is there, and train it to its end on Ray.
 
-    A run that loses a rank or a node is started again from its last checkpoint. Raises what made it fail.
+    A run that loses a rank or a node is started again from its last checkpoint. Raises what made it fail; after a
+    signal StoppedEarly, when the ranks have saved.
     """
     refuse_if_queued(RunFolder(root), environ)
-    with connected(place.address, environ, look_at_machine()) as cluster:
+    stop = StopRequest(None)
+    with _connected(place, environ, stop) as cluster:
         count, machine = _chosen_nodes(cluster.nodes, place.nodes)
         draft = draft_run(config, root, machine, devices=place.devices, nodes=count, fresh=fresh)
         opened = open_run(draft, look_at_machine(), environ)
@@ -61,66 +74,159 @@ def train_on_ray(
         request = Request(nodes=count, devices=opened.devices, gpus=bool(machine.gpus))
         share = share_of(machine, opened.devices, threads=int(opened.config.train.threads))
         copy_programs(opened.run)
-        refuse_unfit(cluster.nodes, opened.run.root)
-        for restart in range(RESTARTS + 1):
-            reports = next_reports(opened.run)
-            await_free(opened.run)
-            words = worker_words(opened.run, request, reports)
-            lost = _run_group(cluster, opened.run, request, share, reports, words, _environ(place, environ))
-            if restart == RESTARTS or read_state(opened.run) == "done" or not (lost or are_lost(reports)):
-                break
-            what = "; ".join(lost or node_failures(reports)) or "the ranks ended before their work did"
-            print(f"warning: {what}; starting again from the last checkpoint", file=sys.stderr, flush=True)
-        otherwise = _loss(lost) if lost else unsaid(reports, count)
-        judge(opened.run, reports, node_failures(reports), world_size=request.world_size, otherwise=otherwise)
+        with stop.on_signals():
+            refuse_unfit(cluster.nodes, opened.run.root)
+            end, reports = _train_group(cluster, opened.run, request, share, _environ(place, environ), stop)
+            if end.signal and read_state(opened.run) != "done":
+                raise StoppedEarly(
+                    f"stopped by {end.signal}; what was trained is saved",
+                    fix="start the same command again to continue",
+                )
+            again = "start the same command again to continue from the last checkpoint"
+            otherwise = _loss(end.lost, again) if end.lost else unsaid(reports, count)
+            judge(opened.run, reports, node_failures(reports), world_size=request.world_size, otherwise=otherwise)
         return opened
 
 
+def _train_group(
+    cluster: RayCluster,
+    run: RunFolder,
+    request: Request,
+    share: Share,
+    environ: Mapping[str, str],
+    stop: StopRequest,
+) -> tuple[GroupEnd, Path]:
+    """Have the ranks train, again after a loss. Returns how the last start ended, and where its reports are."""
+    restarts = 0
+    while True:
+        reports = next_reports(run)
+        await_free(run)
+        end = _run_group(cluster, run, request, share, reports, worker_words(run, request, reports), environ, stop)
+        if end.signal or read_state(run) == "done" or not (end.lost or are_lost(reports)) or restarts == RESTARTS:
+            return end, reports
+        restarts += 1
+        what = "; ".join(end.lost or node_failures(reports)) or "the ranks ended before their work did"
+        print(f"warning: {what}; starting again from the last checkpoint", file=sys.stderr, flush=True)
+
+
 def commands_on_ray(
-    config: Config, root: Path, environ: Mapping[str, str], place: RayPlacement, *, fresh: bool
+    config: Config, root: Path, environ: Mapping[str, str], place: RayPlacement, *, fresh: bool, folds: bool = False
 ) -> list[tuple[str, str]]:
     """What each node of the Ray cluster would run, and what it would hold for it. Nothing is written."""
-    with connected(place.address, environ, look_at_machine()) as cluster:
+    runs = [("", config, root)]
+    if folds:
+        numbers = range(1, count_folds(config) + 1)
+        runs = [(f"fold {fold}, ", with_fold(config, fold), root / f"fold-{fold}") for fold in numbers]
+    with _connected(place, environ, StopRequest(None)) as cluster:
         count, machine = _chosen_nodes(cluster.nodes, place.nodes)
-        draft = draft_run(config, root, machine, devices=place.devices, nodes=count, fresh=fresh)
-    request = Request(nodes=count, devices=draft.devices, gpus=bool(machine.gpus))
-    reports = draft.run.logs / "ray-0"
-    words = node_words(draft.run, request, reports, worker_words(draft.run, request, reports))
-    share = share_of(machine, draft.devices, threads=int(draft.config.train.threads))
-    return [(f"node {index}, holding {share}", shlex.join(["python", *words(index)])) for index in range(count)]
+        drafts = [
+            (of_fold, draft_run(each, where, machine, devices=place.devices, nodes=count, fresh=fresh))
+            for of_fold, each, where in runs
+        ]
+    commands = []
+    for of_fold, draft in drafts:
+        request = Request(nodes=count, devices=draft.devices, gpus=bool(machine.gpus))
+        reports = draft.run.logs / "ray-0"
+        words = node_words(draft.run, request, reports, worker_words(draft.run, request, reports))
+        share = share_of(machine, draft.devices, threads=int(draft.config.train.threads))
+        commands += _lines(words, count, share, "python", of_fold)
+    return commands
 
 
 def launch_on_ray(
     script: Script, root: Path, environ: Mapping[str, str], place: RayPlacement, *, as_json: bool = False
 ) -> dict[str, Any]:
-    """Run a user's script as ranks on Ray, showing its output. Returns metrics.json; raises how the script failed."""
-    run = RunFolder(root)
-    with connected(place.address, environ, look_at_machine()) as cluster:
-        count, machine = _chosen_nodes(cluster.nodes, place.nodes)
-        devices = 1 if script.plain else choose_devices(place.devices, machine, PerDevice(per_device=1), nodes=count)[0]
-        request = Request(nodes=count, devices=devices, gpus=bool(machine.gpus))
+    """Run a user's script as ranks on Ray, showing its output. Returns metrics.json; raises how the script failed.
+
+    A plain script finds the cluster in RAY_ADDRESS.
+    """
+    run, stop = RunFolder(root), StopRequest(None)
+    with _connected(place, environ, stop) as cluster:
+        request, share = _share_of_script(cluster, script, place)
         write_folder(script, run, on="ray", request=request, python=[script.python or "python"])
-        refuse_unfit(cluster.nodes, run.root)
-        reports = next_reports(run)
-        options = ["--echo", "all", "--chdir", str(Path.cwd()), *(["--plain"] if script.plain else [])]
-        with claimed(run):
-            with shown(script.output, as_json=as_json):
-                lost = _run_group(
-                    cluster,
-                    run,
-                    request,
-                    share_of(machine, devices),
-                    reports,
-                    [*options, "--", *script.words],
-                    _environ(place, environ),
-                    python=script.python,
-                    screen_of=_plain_screen,
-                )
-            metrics = finish(run.root, reports)
-    if lost:
-        raise _loss(lost)
+        with stop.on_signals(), claimed(run):
+            reports = next_reports(run)
+            try:
+                refuse_unfit(cluster.nodes, run.root)
+                with shown(script.output, as_json=as_json):
+                    end = _run_group(
+                        cluster,
+                        run,
+                        request,
+                        share,
+                        reports,
+                        _script_words(script),
+                        _environ(place, environ),
+                        stop,
+                        python=script.python,
+                        screen_of=_plain_screen,
+                        also={"RAY_ADDRESS": cluster.address} if script.plain else {},
+                    )
+            except VoxscaleError as error:  # no node, or no Ray any more
+                _finish_script(run, reports, GroupEnd(lost=(error.message,)))
+                raise
+            metrics = _finish_script(run, reports, end)
+    again = "start the same command again"
+    if end.signal and metrics["state"] != "done":
+        raise StoppedEarly("\n".join([f"stopped by {end.signal}", *metrics["failures"]]), fix=again)
+    if end.lost:
+        raise _loss(end.lost, again)
     raise_outcome(metrics)
     return metrics
+
+
+def script_commands_on_ray(
+    script: Script, root: Path, environ: Mapping[str, str], place: RayPlacement
+) -> list[tuple[str, str]]:
+    """What each node would run for a script, as `commands_on_ray` gives it for a training."""
+    run = RunFolder(root)
+    with _connected(place, environ, StopRequest(None)) as cluster:
+        request, share = _share_of_script(cluster, script, place)
+    words = node_words(run, request, run.logs / "ray-0", _script_words(script))
+    return _lines(words, request.nodes, share, script.python or "python")
+
+
+def _share_of_script(cluster: RayCluster, script: Script, place: RayPlacement) -> tuple[Request, Share]:
+    """What a script runs on; a plain one may be a driver of the cluster, and holds nothing unless devices are asked."""
+    count, machine = _chosen_nodes(cluster.nodes, place.nodes)
+    devices = choose_devices(place.devices, machine, PerDevice(per_device=1), nodes=count)[0]
+    holds_nothing = script.plain and place.devices == "auto"
+    request = Request(nodes=count, devices=1 if script.plain else devices, gpus=bool(machine.gpus))
+    return request, Share(0) if holds_nothing else share_of(machine, devices)
+
+
+def _script_words(script: Script) -> list[str]:
+    options = ["--echo", "all", "--chdir", str(Path.cwd()), *(["--plain"] if script.plain else [])]
+    return [*options, "--", *script.words]
+
+
+def _finish_script(run: RunFolder, reports: Path, end: GroupEnd) -> dict[str, Any]:
+    """Write metrics.json, also where nodes could not leave word of their end."""
+    metrics = finish(run.root, reports)
+    unsaid = sum(1 for _ in reports.glob("node-*.end.json")) < metrics["nodes"]
+    if end.signal and unsaid:
+        metrics |= {"state": "stopped", "exit_code": StoppedEarly.exit_code, "failures": []}
+    elif end.lost:
+        metrics |= {"state": "failed", "exit_code": InfrastructureError.exit_code, "failures": [*end.lost]}
+    write_json(run.metrics, metrics)
+    return metrics
+
+
+def _lines(
+    words: Callable[[int], list[str]], count: int, share: Share, python: str, first: str = ""
+) -> list[tuple[str, str]]:
+    return [(f"{first}node {index}, holding {share}", shlex.join([python, *words(index)])) for index in range(count)]
+
+
+@contextmanager
+def _connected(place: RayPlacement, environ: Mapping[str, str], stop: StopRequest) -> Iterator[RayCluster]:
+    """Be part of the cluster. A signal that came meanwhile is heard after it: inside of Ray it would be Ray's error."""
+    with ExitStack() as stack:
+        with stop.on_signals():
+            cluster = stack.enter_context(connected(place.address, environ, look_at_machine()))
+        if stop.signalled:
+            raise StoppedEarly(f"stopped by {stop.reason}; nothing had begun", fix="start the same command again")
+        yield cluster
 
 
 def share_of(machine: Machine, devices: int, *, threads: int = 0) -> Share:
@@ -151,11 +257,6 @@ def next_reports(run: RunFolder) -> Path:
     return reports
 
 
-def newest_ray_reports(run: RunFolder) -> Path | None:
-    numbers = [int(path.name.removeprefix("ray-")) for path in run.logs.glob("ray-*") if path.name[4:].isdigit()]
-    return run.logs / f"ray-{max(numbers)}" if numbers else None
-
-
 def are_lost(reports: Path) -> bool:
     """Whether ranks ended without a word, rather than by an error of their own."""
     return not any(read_json(file)["code"] in BY_CODE for file in error_files(reports))
@@ -180,16 +281,24 @@ def _run_group(
     reports: Path,
     rest: Sequence[str],
     environ: Mapping[str, str],
+    stop: StopRequest,
     *,
     python: str | None = None,
     screen_of: Callable[[RunFolder], AbstractContextManager[Screen]] = display,
-) -> list[str]:
-    """Run the node programs to their end, showing what they print. Returns what was lost of them, in words.
+    also: Mapping[str, str] | None = None,
+) -> GroupEnd:
+    """Run the node programs to their end, showing what they print. A signal, or a loss, makes the others save first.
 
-    A signal to this process makes the ranks save; StoppedEarly is raised then.
+    `stop` listens for signals meanwhile. Raises what keeps Ray from starting them, and LostHeadError.
     """
     outputs = [reports / f"node-{index:04d}.out" for index in range(request.nodes)]
     tails = [Tail(output) for output in outputs]
+
+    def look() -> None:
+        cluster.refuse_if_gone()
+        if stop.signalled:
+            raise _Stopped
+
     with Group(share, nodes=request.nodes) as group, screen_of(run) as screen:
 
         def show() -> None:
@@ -197,29 +306,25 @@ def _run_group(
                 tail.show(screen)
             screen.move()
 
-        hosts = group.hosts()
+        try:
+            hosts = group.hosts(look=look)
+        except _Stopped:
+            return GroupEnd(signal=stop.reason)
         if request.nodes > 1:
             rest = ["--hosts", ",".join(hosts), *rest]
-        group.start(node_words(run, request, reports, rest), environ, outputs, python=python)
-        try:
-            while not group.is_over(wait_s=_LOOK_S):
-                cluster.refuse_if_gone()
-                show()
-            if lost := group.lost():
-                stopped_within(group, SAVE_TIME_S)  # the others would wait for it
+        group.start(node_words(run, request, reports, rest), environ, outputs, python=python, also=also)
+        while not stop.signalled and not group.is_over(wait_s=_LOOK_S):
+            cluster.refuse_if_gone()
             show()
-            return lost
-        except BaseException as interrupt:
-            if isinstance(interrupt, Exception):
-                raise
-            stopped_within(group, SAVE_TIME_S + 5)
-            show()
-            if read_state(run) == "done":
-                return []
-            raise StoppedEarly(
-                f"stopped by {type(interrupt).__name__.strip('_')}; what was trained is saved",
-                fix="start the same command again to continue",
-            ) from interrupt
+        lost = group.lost()
+        if lost or stop.signalled:
+            stopped_within(group, SAVE_TIME_S + 5, cluster)
+        show()
+        return GroupEnd(tuple(lost), stop.reason)
+
+
+class _Stopped(Exception):
+    """A signal came while Ray was waited for."""
 
 
 def _chosen_nodes(nodes: Sequence[RayNode], asked: int | None) -> tuple[int, Machine]:
@@ -250,7 +355,5 @@ def _environ(place: RayPlacement, environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, **(DEBUG_COMMUNICATION if place.debug_comm else {})}
 
 
-def _loss(lost: Sequence[str]) -> VoxscaleError:
-    return InfrastructureError(
-        f"Ray lost what ran: {'; '.join(lost)}", fix="start the same command again to continue from the last checkpoint"
-    )
+def _loss(lost: Sequence[str], fix: str) -> VoxscaleError:
+    return InfrastructureError(f"Ray lost what ran: {'; '.join(lost)}", fix=fix)

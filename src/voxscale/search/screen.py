@@ -10,6 +10,7 @@ from typing import Any
 
 from voxscale.search.driver import Driver, described
 from voxscale.search.ledger import Trial
+from voxscale.search.progress import best_value
 from voxscale.terminal import is_terminal
 
 _MOST_ROWS = 16
@@ -55,11 +56,7 @@ def render_table(driver: Driver) -> Any:
         table.add_column(name)
     for trial in _shown(driver):
         progress = driver.progress[trial.index]
-        value = (
-            trial.value
-            if trial.has_ended
-            else (progress.values[-1] if progress.values and progress.values[-1] == progress.values[-1] else None)
-        )
+        value = trial.value if trial.has_ended else best_value(progress.values[-1:], driver.search.mode)
         style = "bold green" if best is not None and trial.index == best.index else ""
         table.add_row(
             str(trial.index),
