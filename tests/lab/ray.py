@@ -178,14 +178,14 @@ class Seat:
         self.folder, self.room, self._dataset = folder, room, dataset
         self.home = room / "home"
         self.home.mkdir()
-        (folder / "networks.py").write_text(NETWORKS)
+        (folder / "tiny_networks.py").write_text(NETWORKS)
         own = {"TMPDIR": str(room), "HOME": str(self.home), "PYTHONPATH": str(folder)}
         self.environ = {**without_ray(environ), **own}
 
     def write(self, name: str, **fields: Any) -> Path:
         """A config that trains 15 steps with a validation, and so a checkpoint, after every fifth."""
         quick = {"train__epochs": 3, "train__precision": "fp32", "train__compile": False, "train__channels_last": False}
-        content = tiny_config(self._dataset, **{"model": {"name": "networks:build"}, **quick, **fields})
+        content = tiny_config(self._dataset, **{"model": {"name": "tiny_networks:build"}, **quick, **fields})
         (self.folder / name).write_text(yaml.safe_dump(content))
         return self.folder / name
 
