@@ -8,6 +8,10 @@ setup: .venv/ready  ## make .venv with the pinned versions
 	./tools/setup.sh
 	@touch $@
 
+.venv/peers: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
 demo: setup  ## the first minute: synthetic volumes, training, evaluation
 	$(BIN)/voxscale demo
 
@@ -20,12 +24,12 @@ check: setup  ## lint, format, types, layers
 test: check  ## all checks and all tests but the slow ones of `cluster`
 	$(BIN)/python -m pytest -m 'not cluster'
 
-cluster: setup  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
+cluster: .venv/peers  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
 	$(BIN)/python -m pytest -m 'cluster or slurm or ray'
 
 BENCH_DATA ?= data/brats-like
 
-bench: setup  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job; searches. Not part of test.
+bench: .venv/peers  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job; searches. Not part of test.
 	$(BIN)/python bench/patches.py --data $(BENCH_DATA) --patch 128 128 128 --threads 1
 	$(BIN)/python bench/stream.py --cases 1000000
 	$(BIN)/python bench/windows.py --threads 1

@@ -73,7 +73,6 @@ def test_both_ways_of_distmis_are_compared() -> None:
 
 @pytest.mark.cluster
 def test_trials_are_timed_beside_the_peer() -> None:
-    pytest.importorskip("ray.tune")
     found = run_bench("search.py", "--scale", "small", "--trials", "2")
     assert found["search.makespan_s"] + found["search.ray_start_s"] == pytest.approx(found["search.wall_s"], abs=0.01)
     parts = ("to_ray_s", "opening_s", "trials_s", "ending_s")

@@ -77,6 +77,7 @@ def test_a_requeued_job_runs_again(idle_slurm: SlurmLab, tmp_path: Path) -> None
     until(lambda: out.exists() and "run 0" in out.read_text(), 10, lambda: idle_slurm.state(job))
     idle_slurm.run("scontrol", "requeue", job)
     until(lambda: "run 1" in out.read_text(), 30, lambda: f"{idle_slurm.state(job)}: {out.read_text()}")
+    assert idle_slurm.show(job)["Restarts"] == "1"
 
 
 def test_main_takes_the_nodes_of_preempt(idle_slurm: SlurmLab, tmp_path: Path) -> None:

@@ -16,13 +16,7 @@ from statistics import mean
 from voxscale.config.load import read_config, render_config
 from voxscale.config.schema import Config
 from voxscale.config.search import Asha
-from voxscale.errors import (
-    ConfigError,
-    DataError,
-    NotFiniteError,
-    OutOfMemoryError,
-    StoppedEarly,
-)
+from voxscale.errors import ConfigError, DataError, NotFiniteError, OutOfMemoryError, StoppedEarly
 from voxscale.files import read_json, write_text
 from voxscale.launch.batch import copy_programs
 from voxscale.launch.folder import draft_run, open_run
@@ -43,6 +37,7 @@ from voxscale.search.ledger import (
     WAITING,
     Ledger,
     Trial,
+    best_trial,
     read_ledger,
     stopped_trials,
 )
@@ -385,15 +380,6 @@ class Driver:
 
     def _progress_of(self, trial: Trial) -> Progress:
         return Progress(self.opened.folder.trial(trial.index).events, self.opened.metric)
-
-
-def best_trial(trials: Sequence[Trial], mode: str) -> Trial | None:
-    for state in (DONE, PRUNED):
-        found = [trial for trial in trials if trial.state == state and trial.value is not None]
-        if found:
-            sign = 1 if mode == "max" else -1
-            return max(found, key=lambda trial: (sign * (trial.value or 0.0), -trial.index))
-    return None
 
 
 def described(params: Mapping[str, object]) -> str:

@@ -127,6 +127,16 @@ def stopped_trials(verdicts: Sequence[Verdict]) -> set[str]:
     return {verdict.trial for verdict in verdicts if verdict.stopped}
 
 
+def best_trial(trials: Sequence[Trial], mode: str) -> Trial | None:
+    """Of those that ran to their end, else of those that were stopped; the first of equals."""
+    for state in (DONE, PRUNED):
+        found = [trial for trial in trials if trial.state == state and trial.value is not None]
+        if found:
+            sign = 1 if mode == "max" else -1
+            return max(found, key=lambda trial: (sign * (trial.value or 0.0), -trial.index))
+    return None
+
+
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return

@@ -14,8 +14,7 @@ from voxscale.config.schema import Config
 from voxscale.files import read_csv, read_json, remove, write_csv, write_json, write_text
 from voxscale.plan.plan import Plan
 from voxscale.runs import SearchFolder
-from voxscale.search.driver import best_trial
-from voxscale.search.ledger import DONE, Trial, read_ledger
+from voxscale.search.ledger import DONE, Trial, best_trial, read_ledger
 from voxscale.search.opening import OpenedSearch
 
 _SHOWN = 10  # trials
