@@ -219,7 +219,7 @@ def watch(command: list[str], scratch: Path, marks: Callable[[], Iterable[str]] 
                     seen.marks.setdefault(mark, time.monotonic() - began)
                 if time.monotonic() - began > TIMEOUT_S:
                     raise SystemExit(f"{' '.join(command)}\nstill runs after {TIMEOUT_S:.0f} s")
-                time.sleep(0.05)
+                time.sleep(0.1)
             seen.wall_s = time.monotonic() - began
         finally:
             over.set()
@@ -241,7 +241,7 @@ def watched_environ(scratch: Path) -> dict[str, str]:
 
 def sample_memory(root: int, seen: Watched, over: threading.Event) -> None:
     tree = {root}
-    while not over.wait(0.5):
+    while not over.wait(3.0):
         parents = read_parents()
         tree &= parents.keys()
         while found := {pid for pid, parent in parents.items() if parent in tree} - tree:

@@ -15,7 +15,8 @@ Measured in turns, all with one thread to a trial, on data that was prepared bef
           by `sliding_window_inference` on the same windows, as often, keeps the best weights, and measures them once
           more at the end, as ours does (ours adds surface distances). `ratio.speed` compares whole commands.
 `peak_mb` is the largest sum of PSS over a command and all its descendants, Ray's own processes included, from
-/proc/PID/smaps_rollup, twice a second: memory that several share, mapped files as well, counts once.
+/proc/PID/smaps_rollup, every three seconds: memory that several share, mapped files as well, counts once. To look
+costs 10 to 20 ms for each large process, which a command that keeps both cores busy has to wait for.
 
 --asha: ASHA against the full grid of recipes/distmis_search.yaml, shrunk as bench/distmis.py does, each with several
 values of train.seed: steps spent, and the metric of the best.

@@ -411,15 +411,34 @@ def _start(options: argparse.Namespace, reports: Path) -> tuple[list[RankFailure
     program = Path(__file__).resolve().with_name("as_rank.py")
     as_rank = [str(program), str(reports), options.echo, *options.command]
     if options.plain:
-        return _start_plain(as_rank, options.save_time)
+        return _start_one(as_rank, options.save_time, {})
+    if options.nodes == options.devices == 1:  # nobody to meet, and torch's agent takes seconds to import
+        return _start_one(as_rank, options.save_time, _variables_of_one())
     return start_ranks(as_rank, options.devices, place=place, save_time_s=options.save_time, watched=reports)
 
 
-def _start_plain(as_rank: Sequence[str], save_time_s: float) -> tuple[list[RankFailure], list[signal.Signals]]:
-    """Run the command once, without torchrun and its variables."""
+def _start_one(
+    as_rank: Sequence[str], save_time_s: float, added: dict[str, str]
+) -> tuple[list[RankFailure], list[signal.Signals]]:
+    """Run the command once, without torch's agent."""
     with _signals_passed_on(save_time_s) as received:
-        code = subprocess.run([sys.executable, *as_rank], check=False).returncode
+        code = subprocess.run([sys.executable, *as_rank], env={**os.environ, **added}, check=False).returncode
     return ([RankFailure(0, code)] if code else []), received
+
+
+def _variables_of_one() -> dict[str, str]:
+    """What torchrun sets for a world of one rank. At port 0 its store takes any that is free; nobody else needs it."""
+    zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT")
+    zeros += ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **dict.fromkeys(zeros, "0"),
+        **dict.fromkeys(ones, "1"),
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
 def slurm_index() -> int:
