@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 def make_data(scratch: Path) -> None:
     """Shards as DistMIS's, and their store, which both recipes share."""
-    from voxscale.config.schema import Synthetic
+    from voxscale.config.data import Synthetic
     from voxscale.data.synthetic import ensure_like
 
     ensure_like(scratch / "data", "distmis", Synthetic(cases=CASES, size=SIZE), threads=2)

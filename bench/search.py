@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def measure_trials(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    from voxscale.config.schema import Synthetic
+    from voxscale.config.data import Synthetic
     from voxscale.data.synthetic import ensure_synthetic
 
     scale = SCALES[options.scale]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from voxscale.config.schema import SplitShares
+from voxscale.config.data import SplitShares
 from voxscale.data.sampler import Stream
 from voxscale.data.split import ROLES, assign_roles, training_rows
 from voxscale.files import write_csv

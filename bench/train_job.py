@@ -121,7 +121,7 @@ def median_of(runs: list[Timed]) -> Timed:
 
 
 def make_data(options: argparse.Namespace, folder: Path) -> None:
-    from voxscale.config.schema import Synthetic
+    from voxscale.config.data import Synthetic
     from voxscale.data.synthetic import ensure_synthetic
 
     edge, _ = SCALES[options.scale]

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from voxscale.cli import main
-from voxscale.config.schema import Synthetic
+from voxscale.config.data import Synthetic
 from voxscale.data.synthetic import ensure_synthetic
 
 pytest_plugins = ["skips", "lab.fixtures", "lab.trained", "lab.ray"]

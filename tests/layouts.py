@@ -15,6 +15,7 @@ import google_crc32c
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 CASES = ("b2", "a1", "c3")
 
@@ -168,6 +169,34 @@ def _tfrecord(folder: Path) -> Path:
     return folder
 
 
+def _classes(*places: str) -> Callable[[Path], Path]:
+    """An image of each case below its folder; 2D ones are of one colour."""
+
+    def make(folder: Path) -> Path:
+        for place in places:
+            path = folder / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".gz":
+                save_volume(path)
+            else:
+                Image.new("L", (3, 2), 9).save(path)
+        return folder
+
+    return make
+
+
+def _cifar10(prefix: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        inside = folder / prefix
+        inside.mkdir(parents=True)
+        for number, name in enumerate((*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")):
+            (inside / f"{name}.bin").write_bytes(bytes([number]) + np.random.default_rng(number).bytes(3072))
+        (inside / "batches.meta.txt").write_text("".join(f"kind{n}\n" for n in range(10)))
+        return folder
+
+    return make
+
+
 @dataclass(frozen=True)
 class Layout:
     """`make(folder)` returns the source; `manifest` is the file, if any, that the format leans on."""
@@ -177,7 +206,13 @@ class Layout:
     manifest: str | None = None
     ids: tuple[str, ...] = ("a1", "b2", "c3")
 
+    @property
+    def labelled(self) -> bool:
+        """Whether a case has a label volume, rather than a class."""
+        return self.format not in ("classes", "cifar10")
 
+
+_CIFAR10 = (*(f"data_batch_{number}-00000" for number in range(1, 6)), "test_batch-00000")
 LAYOUTS = {
     "decathlon: the task": Layout("decathlon", _decathlon("."), "dataset.json"),
     "decathlon: its parent": Layout("decathlon", _decathlon("Task09_Spleen"), "Task09_Spleen/dataset.json"),
@@ -192,6 +227,13 @@ LAYOUTS = {
     "pairs: row 0": Layout("pairs", _pairs("img{}.nii.gz", "seg{}.nii.gz")),
     "pairs: suffixes": Layout("pairs", _pairs("{}_image.nii", "{}_mask.nii")),
     "pairs: folders": Layout("pairs", _pairs("images/{}.nii.gz", "labels/{}.nii.gz")),
+    "classes: images": Layout("classes", _classes("dog/c3.png", "cat/b2.jpg", "cat/a1.tif")),
+    "classes: volumes": Layout("classes", _classes("dog/c3.nii.gz", "cat/b2.nii.gz", "cat/a1.nii.gz")),
+    "classes: split": Layout("classes", _classes("train/dog/b2.png", "train/cat/a1.png", "val/cat/c3.png")),
+    "cifar10: the folder": Layout("cifar10", _cifar10("."), "data_batch_1.bin", _CIFAR10),
+    "cifar10: its parent": Layout(
+        "cifar10", _cifar10("cifar-10-batches-bin"), "cifar-10-batches-bin/data_batch_3.bin", _CIFAR10
+    ),
 }
 
 _ODD: tuple[Any, ...] = (

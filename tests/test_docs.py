@@ -22,8 +22,8 @@ from lab.conf import Shape
 from lab.containers import Apptainer
 from lab.ray import MARK, kill, marked, without_ray
 from lab.slurm import SlurmLab, until
+from voxscale.config.data import Synthetic
 from voxscale.config.load import make_config, parse_yaml, plain
-from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic import ensure_like
 from voxscale.launch.needs import describe
 from voxscale.search.space import check_space

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from conftest import RECIPES, REPOSITORY, Cli
+from voxscale.config.data import Synthetic
 from voxscale.config.load import plain, read_config
-from voxscale.config.schema import Config, PerDevice, Synthetic
-from voxscale.data.synthetic import ensure_like
+from voxscale.config.schema import Config, PerDevice
+from voxscale.data.synthetic import ensure_like, write_cifar10, write_cohort
 from voxscale.launch.demo import DEMOS, make_plain_demo, read_recipe
 from voxscale.plan.resources import Machine, resolve
 from voxscale.search.samplers import propose
@@ -206,6 +207,14 @@ TINY = {
         "validate.window=[16, 16, 32]",
     ),
     **dict.fromkeys(("distmis_unet", *DISTMIS_SEARCHES), ("model.channels=[4, 8]", "train.epochs=1")),
+    **dict.fromkeys(("mace_resnet", "mace_pretrain"), ("data.size=[16, 16, 8]", "model.width=8", "train.epochs=1")),
+    "classification": (
+        "data.columns.classes=smoker",
+        "data.size=[16, 16, 8]",
+        "model.width=8",
+        "train.epochs=1",
+    ),
+    "cifar10_resnet18": ("model.width=8", "train.epochs=1"),
 }
 PLAINLY = (
     "train.threads=1",
@@ -217,6 +226,8 @@ PLAINLY = (
 LIKENESS = {
     **{"brats_segresnet": "brats", "brats_unet": "brats", "btcv_unetr": "btcv"},
     **dict.fromkeys(("distmis_unet", *DISTMIS_SEARCHES), "distmis"),
+    **dict.fromkeys(("mace_resnet", "mace_pretrain", "classification"), "cohort"),
+    "cifar10_resnet18": "cifar10",
 }
 
 
@@ -226,7 +237,10 @@ def likenesses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("likenesses")
     for like in DEMOS:
         ensure_like(folder / like, like, Synthetic(cases=5, size=(24, 24, 20)))
-    return {like: folder / like / demo.source for like, demo in DEMOS.items()}
+    write_cohort(folder / "cohort", cases=40, size=(16, 16, 8), seed=0)
+    write_cifar10(folder / "cifar10", per_batch=20)
+    others = {"cohort": folder / "cohort" / "cohort.csv", "cifar10": folder / "cifar10"}
+    return {**others, **{like: folder / like / demo.source for like, demo in DEMOS.items()}}
 
 
 def test_every_recipe_is_trained_here_or_by_the_demo() -> None:

@@ -35,6 +35,21 @@ class RunFolder:
         return self.root / "split.csv"
 
     @property
+    def outcomes(self) -> Path:
+        """Targets and features of the cases as numbers, where outcomes are predicted."""
+        return self.root / "outcomes.csv"
+
+    @property
+    def encoding(self) -> Path:
+        """How cells of a table became the numbers in `outcomes`."""
+        return self.root / "encoding.json"
+
+    @property
+    def learnt(self) -> Path:
+        """What predictions of the best checkpoint need of the training cases, e.g. a baseline hazard."""
+        return self.root / "learnt.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 

@@ -89,7 +89,7 @@ def test_all_errors_come_at_once_with_the_nearest_name() -> None:
         "c.yaml: augment.0.prob: unknown key; expected one of name, p, axes",
         "c.yaml: loader.workers: found -1, expected 'auto' or greater than or equal to 0",
         "c.yaml: model: found name 'unnet', expected unet, segresnet, unetr, swin_unetr, dynunet, distmis_unet, "
-        "package.module:function; did you mean 'unet'?",
+        "resnet, package.module:function; did you mean 'unet'?",
         "c.yaml: loss.batc: unknown key; did you mean 'batch'?",
         "c.yaml: train.batch: found 'two', expected a valid integer, unable to parse string as an integer",
         "c.yaml: train.epoch: unknown key; did you mean 'epochs'?",

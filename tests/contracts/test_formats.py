@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from layouts import LAYOUTS, Layout, mutants, save_volume
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import Manifest
 from voxscale.data.formats import FORMATS, detect_format, find_cases, load_manifest
 from voxscale.errors import ConfigError, DataError
@@ -63,7 +63,8 @@ def test_detected_and_found_in_order(dataset: Dataset) -> None:
     assert tuple(case.id for case in manifest.cases) == dataset.layout.ids
     assert manifest == dataset.find(dataset.layout.format)
     for case in manifest.cases:
-        assert case.label is not None
+        assert (case.label is not None) == dataset.layout.labelled
+        assert dataset.layout.labelled or case.row.keys() == {"class"}
         assert all(path.is_file() for path in case.files)
         name = case.id.split("-")[0].removeprefix("img")
         assert all(name in path.name for path in case.files)
@@ -79,12 +80,18 @@ def test_hidden_files_do_not_count(dataset: Dataset) -> None:
 
 
 def test_all_faults_are_named_at_once_and_the_rest_is_kept(dataset: Dataset) -> None:
-    """The label of one case and the image of another are gone, or for shards both are cut off."""
-    if dataset.layout.format == "tfrecord":
-        gone = sorted(dataset.folder.glob("*.tfrecord"))
+    """The label of one case and the image of another are gone; files of many cases are cut off."""
+    if dataset.layout.format in ("tfrecord", "cifar10"):
+        gone = sorted(path for path in dataset.folder.rglob("*") if path.suffix in (".tfrecord", ".bin"))
         for path in gone:
             path.write_bytes(path.read_bytes()[:-1])
         kept: tuple[str, ...] = ()
+    elif dataset.layout.format == "classes":
+        gone = [path for path in dataset.folder.rglob("*.*") if "a1" in path.name or "b2" in path.name]
+        for path in gone:
+            path.unlink()
+            path.symlink_to("nowhere")
+        kept = dataset.layout.ids[2:]
     else:
         files = list(dataset.folder.rglob("*.nii*"))
         gone = [p for p in files if ("a1" in p.name and _is_label(p)) or ("b2" in p.name and not _is_label(p))]
@@ -98,7 +105,8 @@ def test_all_faults_are_named_at_once_and_the_rest_is_kept(dataset: Dataset) -> 
         dataset.find()
     lines = caught.value.message.splitlines()
     assert len(lines) == len(errors) >= 2
-    for key in ("train_0", "valid_0") if dataset.layout.format == "tfrecord" else ("a1", "b2"):
+    keys = {"tfrecord": ("train_0", "valid_0"), "cifar10": ("data_batch_2", "test_batch")}
+    for key in keys.get(dataset.layout.format, ("a1", "b2")):
         assert [line for line in lines if re.search(rf"{key}.*: found .*, expected ", line)], (key, lines)
     assert caught.value.fix
 
@@ -108,9 +116,11 @@ def _is_label(path: Path) -> bool:
 
 
 def test_findings_do_not_tell_where_the_data_lies(dataset: Dataset) -> None:
-    for path in [path for path in dataset.folder.rglob("*") if path.name.endswith((".nii", ".nii.gz"))]:
-        path.unlink()
-        path.mkdir()
+    endings = (".nii", ".nii.gz", ".png", ".jpg", ".tif", ".bin")
+    for path in [path for path in dataset.folder.rglob("*") if path.name.endswith(endings)]:
+        if path.name != "data_batch_1.bin":  # without any it would be no CIFAR-10
+            path.unlink()
+            path.mkdir()
     for finding in dataset.load().findings if dataset.layout.format != "tfrecord" else ():
         assert str(dataset.folder) not in "".join(finding.as_json().values())
         assert "a folder" in finding.found or finding.code == "missing-label"
@@ -224,13 +234,13 @@ def test_folders_in_place_of_files(dataset: Dataset) -> None:
     if dataset.layout.manifest is not None:
         dataset.manifest.unlink()
         dataset.manifest.mkdir()
-    if dataset.layout.format == "tfrecord":
+    if dataset.layout.format in ("tfrecord", "cifar10"):
         assert [finding.code for finding in dataset.load().findings] == ["missing-file"]
     elif dataset.layout.manifest is not None:
         with pytest.raises(DataError):
             dataset.find(dataset.layout.format)
     else:
-        volume = min(dataset.folder.rglob("*.nii*"))
+        volume = min(path for path in dataset.folder.rglob("*") if path.is_file())
         volume.unlink()
         volume.mkdir()
         (finding,) = dataset.load().findings

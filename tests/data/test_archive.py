@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from layouts import LAYOUTS, mutants
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.archive import extract_archive
 from voxscale.data.formats import detect_format, find_cases
 from voxscale.errors import DataError, InfrastructureError

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import Cli
 from voxscale.checkpoint import load_checkpoint
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.formats import find_cases
 from voxscale.errors import DataError
 

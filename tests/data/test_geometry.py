@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.geometry import Geometry, Ranges, Shape, make_geometry, resample
 from voxscale.errors import DataError
 

@@ -82,10 +82,10 @@ def read(
 
 
 def _samples(batch: Batch) -> list[Sampled]:
-    assert len(batch.image) == len(batch.label) == len(batch.cases) >= max(1, batch.num_real)
+    assert len(batch.image) == len(batch.target) == len(batch.cases) >= max(1, batch.num_real)
     assert torch.isfinite(batch.image).all()
     return [
-        (batch.cases[row], batch.starts[row], batch.image[row].clone(), batch.label[row].clone())
+        (batch.cases[row], batch.starts[row], batch.image[row].clone(), batch.target[row].clone())
         for row in range(batch.num_real)
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from layouts import LAYOUTS, save_volume
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import Manifest
 from voxscale.data.formats import detect_format, load_manifest
 from voxscale.data.formats.nnunet import declared_regions

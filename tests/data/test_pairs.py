@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import save_volume
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import Manifest
 from voxscale.data.formats import load_manifest
 from voxscale.errors import DataError

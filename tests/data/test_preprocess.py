@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data, Intensity
+from voxscale.config.data import Data, Intensity
 from voxscale.data.preprocess import normalise, preprocess
 from voxscale.data.volumes import RawCase
 

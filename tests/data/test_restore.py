@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 from test_geometry import TURNS, geometries, kept_voxels, labels_like
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.restore import restore_channel, restore_codes
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.build import prepare
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.sampler import PatchSampler, Sample, Stream

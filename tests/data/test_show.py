@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 
 from conftest import Cli, Finished
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.geometry import make_geometry
 from voxscale.data.preprocess import PreparedCase
 from voxscale.data.show import COLOURS, draw_case, save_pictures

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as some
 
-from voxscale.config.schema import SplitColumns, SplitShares
+from voxscale.config.data import SplitColumns, SplitShares
 from voxscale.data.cases import Case
 from voxscale.data.split import (
     ROLES,
@@ -144,6 +144,34 @@ def test_the_data_states_its_split_for_all_or_for_none() -> None:
         split_cases(with_roles(cases, ["train", "val", "train", "", ""]), None)
     with pytest.raises(DataError, match="none of 5 cases is for training"):
         split_cases(with_roles(cases, ["val"] * 5), None)
+
+
+@given(some.lists(some.sampled_from(["train", "test", "val", ""]), min_size=12, max_size=40), some.integers(0, 5))
+def test_stated_test_cases_stay_and_the_shares_are_of_the_others(stated: list[str], seed: int) -> None:
+    cases = with_roles(make_cases([f"p{number}" for number in range(len(stated))]), stated)
+    others = [case for case in cases if case.role != "test"]
+    split = SplitShares(val=0.25, test=0, seed=seed, keep_test=True)
+    assume(2 <= len(others) < len(cases))
+    found = roles_of(split_cases(cases, split))
+    assert {case.id for case in cases if found[case.id] == "test"} == {case.id for case in cases if case.role == "test"}
+    alone = roles_of(split_cases(others, SplitShares(val=0.25, test=0, seed=seed)))
+    assert {name: role for name, role in found.items() if role != "test"} == alone
+
+
+def test_a_kept_test_set_leaves_folds_to_the_others_and_no_patient_in_two_parts() -> None:
+    cases = with_roles(make_cases(["p1", "p2", "p3", "p4", "p4"]), ["", "", "train", "test", "test"])
+    parts = [roles_of(split_cases(cases, SplitShares(folds=3, fold=fold, keep_test=True))) for fold in (1, 2, 3)]
+    assert all(list(part.values()).count("test") == 2 and list(part.values()).count("val") == 1 for part in parts)
+    torn = with_roles(make_cases(["p1", "p2", "p3", "p1"]), ["", "", "", "test"])
+    with pytest.raises(DataError, match="patient p1: found in"):
+        split_cases(torn, SplitShares(keep_test=True))
+
+
+def test_a_test_set_that_the_data_does_not_state_cannot_be_kept() -> None:
+    with pytest.raises(DataError, match="keep_test: none of the cases is stated as test"):
+        split_cases(make_cases(["p1", "p2", "p3"]), SplitShares(keep_test=True))
+    with pytest.raises(ValueError, match="expected test 0"):
+        SplitShares(test=0.2, keep_test=True)
 
 
 def test_columns_are_read_by_their_words_and_by_fold() -> None:

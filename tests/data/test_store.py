@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from conftest import Cli, tiny_config
+from voxscale.config.data import Data, Intensity, Slices
 from voxscale.config.load import make_config
-from voxscale.config.schema import Data, Intensity, Slices
 from voxscale.data.build import (
     PLACES_PER_LABEL,
     _find_places,

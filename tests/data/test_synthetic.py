@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from layouts import example_bytes, tensor_bytes, write_shard
+from voxscale.config.data import Data, Synthetic
 from voxscale.config.load import make_config
-from voxscale.config.schema import Data, Synthetic
 from voxscale.data.build import prepare
 from voxscale.data.cases import TEST, TRAIN, VAL
 from voxscale.data.formats import detect_format, find_cases

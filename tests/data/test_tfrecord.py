@@ -17,7 +17,7 @@ from tensorboard.compat.proto.types_pb2 import DT_DOUBLE, DT_FLOAT, DT_HALF, DT_
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from layouts import example_bytes, field, frame, mutants, small_example, tensor_bytes, write_shard
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.formats import load_manifest
 from voxscale.data.tfrecord import read_record, scan_records
 from voxscale.errors import DataError

@@ -382,3 +382,15 @@ def test_image_and_label_of_one_name_are_told_apart(tmp_path: Path) -> None:
     image, label = (tmp_path / folder / "a.nii.gz" for folder in ("imagesTr", "labelsTr"))
     assert short_name(Case("a", (image,), label, "a"), label) == "labelsTr/a.nii.gz"
     assert short_name(Case("a", (image,), label.with_name("b.nii.gz"), "a"), image) == "a.nii.gz"
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [("t.csv row 17", "t.csv row 17: cut.nii"), ("cat/cut.nii", "cut.nii"), ("cut.nii record 3", "cut.nii")],
+)
+def test_the_row_of_a_table_that_names_a_damaged_file_is_said(tmp_path: Path, where: str, named: str) -> None:
+    path = save(tmp_path / "cut.nii")
+    path.write_bytes(path.read_bytes()[:-20])
+    _, findings = examine_case(Case("c", (path,), None, "c", where=where))
+    assert [(finding.code, finding.file) for finding in findings] == [("unreadable", named)]
+    assert str(findings[0]).startswith(f"case c: {named}: found a damaged file")

@@ -27,10 +27,11 @@ from voxscale.errors import DataError, StoppedEarly
 from voxscale.files import read_csv
 from voxscale.infer.baseline import threshold_dice
 from voxscale.infer.ensemble import Ensemble
-from voxscale.infer.evaluate import Row, evaluate_cases, share_cases, summarise, write_cases
+from voxscale.infer.evaluate import Keep, evaluate_cases, of_volumes, share_cases, write_cases
 from voxscale.infer.windows import Windows, predict_volume
 from voxscale.parallel import World
-from voxscale.tasks import Task, build_task
+from voxscale.tasks import VolumeTask, build_task
+from voxscale.tasks.summary import Row, summarise
 
 CPU = torch.device("cpu")
 WINDOWS = Windows((16, 16, 8), overlap=0.25)
@@ -50,7 +51,7 @@ def store(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def task(dataset: Path, store: Store) -> Task:
+def task(dataset: Path, store: Store) -> VolumeTask:
     return build_task(make_config(tiny_config(dataset), name="tiny", base=Path()), store)
 
 
@@ -59,12 +60,14 @@ def cases(store: Store) -> list[Case]:
     return [Case(store.id(row), (Path(),), None, f"p{row}", "val") for row in range(len(store))]
 
 
-def evaluate(task: Task, store: Store, cases: list[Case], **options: Any) -> list[Row]:
-    options = {"surfaces": True, "world": World(), **options}
-    return evaluate_cases(Ensemble.of_one(network, WINDOWS, CPU), task, store, cases, **options)
+def evaluate(
+    task: VolumeTask, store: Store, cases: list[Case], *, full: bool = True, keep: Keep | None = None, **options: Any
+) -> list[Row]:
+    measure = of_volumes(Ensemble.of_one(network, WINDOWS, CPU), task, store, full=full, keep=keep)
+    return evaluate_cases(measure, store, cases, world=World(), device=CPU, **options)
 
 
-def test_a_row_holds_the_metrics_of_the_whole_volume(task: Task, store: Store, cases: list[Case]) -> None:
+def test_a_row_holds_the_metrics_of_the_whole_volume(task: VolumeTask, store: Store, cases: list[Case]) -> None:
     kept: dict[str, NDArray[Any]] = {}
     rows = evaluate(task, store, cases[::-1], keep=lambda case, codes: kept.update({case.id: codes}))
     assert [row["case"] for row in rows] == [case.id for case in cases[::-1]], "in the order asked for"
@@ -75,19 +78,19 @@ def test_a_row_holds_the_metrics_of_the_whole_volume(task: Task, store: Store, c
         assert np.array_equal(kept[row["case"]], codes)
         spacing = voxel_sizes(store.geometry(at).prepared_affine)
         assert np.allclose(spacing, [1, 1.5, 2])
-        expected = task.measure(codes, label, tuple(spacing), surfaces=True)
+        expected = task.measure(codes, label, tuple(spacing), full=True)
         assert {name: row[name] for name in expected} == expected
         assert row["volume_label/ball"] == pytest.approx((label == 1).sum() * 3e-3, rel=1e-5)
         assert (row["patient"], row["split"]) == (f"p{at}", "val")
     assert {0 < row["dice/ball"] < 1 for row in rows} == {True}, "or nothing was compared"
 
 
-def test_surfaces_are_left_out_where_not_asked_for(task: Task, store: Store, cases: list[Case]) -> None:
-    (row,) = evaluate(task, store, cases[:1], surfaces=False)
-    assert set(row) == {"case", "patient", "split", *task.metrics(surfaces=False)}
+def test_surfaces_are_left_out_where_not_asked_for(task: VolumeTask, store: Store, cases: list[Case]) -> None:
+    (row,) = evaluate(task, store, cases[:1], full=False)
+    assert set(row) == {"case", "patient", "split", *task.metrics(full=False)}
 
 
-def test_a_reason_to_stop_is_heard_between_cases(task: Task, store: Store, cases: list[Case]) -> None:
+def test_a_reason_to_stop_is_heard_between_cases(task: VolumeTask, store: Store, cases: list[Case]) -> None:
     seen: list[str] = []
     with pytest.raises(StoppedEarly, match="stopped while evaluating .signal SIGTERM"):
         evaluate(
@@ -100,7 +103,7 @@ def test_a_reason_to_stop_is_heard_between_cases(task: Task, store: Store, cases
     assert len(seen) == 2
 
 
-def test_half_precision_needs_no_copy_of_the_image(task: Task) -> None:
+def test_half_precision_needs_no_copy_of_the_image(task: VolumeTask) -> None:
     image = torch.randn(1, 20, 9, 30, generator=torch.Generator().manual_seed(0)).half()
     seen: list[torch.Size] = []
 
@@ -113,12 +116,12 @@ def test_half_precision_needs_no_copy_of_the_image(task: Task) -> None:
     assert {shape[2:] for shape in seen} == {torch.Size(WINDOWS.size)}
 
 
-def test_tables_hold_every_digit(task: Task, store: Store, cases: list[Case], tmp_path: Path) -> None:
+def test_tables_hold_every_digit(task: VolumeTask, store: Store, cases: list[Case], tmp_path: Path) -> None:
     rows = evaluate(task, store, cases)
-    write_cases(tmp_path / "cases.csv", rows, task.metrics(surfaces=True))
+    write_cases(tmp_path / "cases.csv", rows, task.metrics(full=True))
     for row, written in zip(rows, read_csv(tmp_path / "cases.csv"), strict=True):
-        assert {name: float(written[name]) for name in task.metrics(surfaces=True)} == {
-            name: row[name] for name in task.metrics(surfaces=True)
+        assert {name: float(written[name]) for name in task.metrics(full=True)} == {
+            name: row[name] for name in task.metrics(full=True)
         }
 
 
@@ -130,7 +133,7 @@ from voxscale.data.cases import Case
 from voxscale.data.store import open_store
 from voxscale.errors import StoppedEarly, VoxscaleError
 from voxscale.infer.ensemble import Ensemble
-from voxscale.infer.evaluate import evaluate_cases
+from voxscale.infer.evaluate import evaluate_cases, of_volumes
 from voxscale.infer.windows import Windows
 from voxscale.parallel import World, joined, leave
 from voxscale.tasks import build_task
@@ -151,8 +154,9 @@ def failing(image):
 def attempt(network, store, ids):
     cases = [Case(id, (Path(),), None, f"p{number}", "val") for number, id in enumerate(ids)]
     try:
-        ensemble = Ensemble.of_one(network, windows, device)
-        return evaluate_cases(ensemble, task, open_store(Path(store)), cases, surfaces=True, world=world)
+        opened, ensemble = open_store(Path(store)), Ensemble.of_one(network, windows, device)
+        measure = of_volumes(ensemble, task, opened, full=True)
+        return evaluate_cases(measure, opened, cases, world=world, device=device)
     except (VoxscaleError, RuntimeError) as error:
         return [type(error).__name__, str(error)]
 
@@ -181,14 +185,14 @@ def damaged(store: Store, cases: list[Case], tmp_path_factory: pytest.TempPathFa
     return open_store(folder)
 
 
-def test_a_damaged_case_is_named(task: Task, damaged: Store, cases: list[Case]) -> None:
+def test_a_damaged_case_is_named(task: VolumeTask, damaged: Store, cases: list[Case]) -> None:
     with pytest.raises(DataError, match=f"case {cases[2].id}: image.b2nd is damaged|case {cases[7].id}"):
         evaluate(task, damaged, cases)
 
 
 @pytest.mark.ranks
 def test_ranks_agree_on_rows_and_failures(
-    task: Task,
+    task: VolumeTask,
     store: Store,
     damaged: Store,
     cases: list[Case],

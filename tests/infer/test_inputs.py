@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from layouts import LAYOUTS, Layout, save_volume
-from voxscale.config.schema import Columns, Data
+from voxscale.config.data import Columns, Data
 from voxscale.data.cases import Case
 from voxscale.errors import ConfigError, DataError
 from voxscale.infer.inputs import find_inputs

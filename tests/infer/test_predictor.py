@@ -15,8 +15,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data
-from voxscale.config.training import DiceCEOptions
+from voxscale.config.data import Data
+from voxscale.config.losses import DiceCEOptions
 from voxscale.data.cases import Case
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import read_json

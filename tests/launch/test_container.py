@@ -27,8 +27,8 @@ from conftest import RECIPES, REPOSITORY, Cli, tiny_config
 from lab.containers import Apptainer
 from lab.slurm import SlurmLab, until
 from lab.trained import LONG
+from voxscale.config.data import Synthetic
 from voxscale.config.load import check_section
-from voxscale.config.schema import Synthetic
 from voxscale.config.site import Container, Site, read_site
 from voxscale.data.synthetic import ensure_like
 from voxscale.errors import ConfigError, InfrastructureError

@@ -30,6 +30,7 @@ from voxscale.config.models import (
 )
 from voxscale.errors import ConfigError
 from voxscale.models import MODELS, build_model
+from voxscale.models.encoders import ENCODERS
 
 SMALL: dict[str, Any] = {
     "unet": UNetOptions(channels=(4, 8, 16), residual_units=1),
@@ -67,7 +68,8 @@ def build(name: str, in_channels: int = 4, out_channels: int = 3, seed: int = 0)
 def test_the_table_has_what_the_config_offers() -> None:
     union = typing.get_args(ModelOptions)[0]
     offered = {typing.get_args(variant)[0].model_fields["name"].default for variant in typing.get_args(union)}
-    assert offered == MODELS.keys() == {options.name for options in SMALL.values()} | {OWN}
+    assert offered == ENCODERS.keys() | {OWN}
+    assert offered - {"resnet"} == MODELS.keys() == {options.name for options in SMALL.values()} | {OWN}
 
 
 @pytest.mark.parametrize("channels", [(4, 3), (1, 14)])
@@ -182,7 +184,7 @@ def refusal(**model: Any) -> str:
     ("model", "expected"),
     [
         ({"name": "unt"}, ["model: found name 'unt', expected unet, segresnet", "did you mean 'unet'?"]),
-        ({"name": "my.module"}, [f"distmis_unet, {OWN}"]),
+        ({"name": "my.module"}, [f"distmis_unet, resnet, {OWN}"]),
         ({"name": "dynunet", "chanels": [4]}, ["model.chanels: unknown key; did you mean 'channels'?"]),
         ({"name": "a.b:c", "stide": 8}, ["model.stide: unknown key; did you mean 'stride'?"]),
         ({"name": "a b:c"}, ["model.name: found 'a b:c', expected"]),

@@ -13,7 +13,7 @@ from monai.losses.dice import DiceLoss as MonaiDice
 from monai.losses.focal_loss import FocalLoss
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from voxscale.config.training import DiceCEOptions, DiceFocalOptions, DiceOptions, SoftDiceOptions
+from voxscale.config.losses import DiceCEOptions, DiceFocalOptions, DiceOptions, SoftDiceOptions
 from voxscale.tasks.losses import DiceLoss, Options
 
 ALL = [DiceOptions(), DiceCEOptions(), DiceFocalOptions(), SoftDiceOptions()]

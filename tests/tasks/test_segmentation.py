@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from numpy.typing import NDArray
 
-from voxscale.config.training import DiceOptions
+from voxscale.config.losses import DiceOptions
 from voxscale.errors import ConfigError
 from voxscale.tasks.losses import DiceLoss
 from voxscale.tasks.segmentation import Segmentation
@@ -72,8 +72,8 @@ def test_probabilities_are_those_of_the_decision() -> None:
 def test_metrics_are_those_of_the_masks(kind: tuple[dict[str, tuple[int, ...]], bool], seed: int) -> None:
     task = make(*kind, tolerance_mm=1.6)
     codes, label = task.decide(random_output(task, seed)), random_label(task, seed)
-    row = task.measure(codes, label, SPACING, surfaces=True)
-    assert tuple(row) == task.metrics(surfaces=True), "in the order of columns"
+    row = task.measure(codes, label, SPACING, full=True)
+    assert tuple(row) == task.metrics(full=True), "in the order of columns"
     for mask, (name, labels) in zip(task.masks(codes).astype(bool), task.classes.items(), strict=True):
         truth = np.isin(label, labels)
         both = (mask & truth).sum()
@@ -91,8 +91,8 @@ def test_metrics_are_those_of_the_masks(kind: tuple[dict[str, tuple[int, ...]], 
     for metric in ("dice", "iou", "sensitivity", "precision", "hd95", "surface_dice"):
         assert row[f"{metric}/mean"] == pytest.approx(np.mean([row[f"{metric}/{name}"] for name in task.classes]))
     quick = {name: value for name, value in row.items() if not name.startswith(("hd95", "surface_dice"))}
-    assert task.measure(codes, label, SPACING, surfaces=False) == quick
-    assert task.metrics(surfaces=False) == tuple(quick)
+    assert task.measure(codes, label, SPACING, full=False) == quick
+    assert task.metrics(full=False) == tuple(quick)
 
 
 def test_a_class_that_is_missing_somewhere_scores_by_the_rules() -> None:
@@ -101,7 +101,7 @@ def test_a_class_that_is_missing_somewhere_scores_by_the_rules() -> None:
     label[0, 0], codes[0, 0] = 1, 1
     codes[2, 0] = 2
     label[3, 0] = 3
-    row = task.measure(codes, label, (1.0, 1.0, 1.0), surfaces=True)
+    row = task.measure(codes, label, (1.0, 1.0, 1.0), full=True)
     by_class = {
         name: {key.split("/")[0]: value for key, value in row.items() if key.endswith(f"/{name}")}
         for name in (*task.classes, "mean")

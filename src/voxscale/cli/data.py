@@ -49,13 +49,14 @@ def init(
         return
     if data is None:
         raise ConfigError("init: found no DATA", fix="give the data, or a config of DistMIS with --from-distmis")
-    config = config_or_data(data, overrides, os.environ)
+    said: list[str] = []
+    config = config_or_data(data, overrides, os.environ, say=said.append)
     write_text(out, render_config(config))
     found = {"format": config.data.format, "source": config.data.source, "patch": config.patches.size}
     answer(
         as_json,
-        {"config": str(out), **found},
-        f"found {found['format']} data; wrote {out}; train with: voxscale train {out}",
+        {"config": str(out), **found, "said": said},
+        "\n".join([*said, f"found {found['format']} data; wrote {out}; train with: voxscale train {out}"]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from voxscale.command import answer
 def demo(
     overrides: Overrides = None,
     like: Annotated[
-        Literal["brats", "btcv", "distmis"] | None,
+        Literal["brats", "btcv", "distmis", "mace"] | None,
         typer.Option(help="Make data in the format of this dataset, and train the recipe for it.", show_default=False),
     ] = None,
     out: Annotated[
@@ -112,7 +113,7 @@ def train(
     from voxscale.report.summary import render_folds, render_training
 
     of_config, of_site = apart_from_site(overrides)
-    settled = config_or_data(config, of_config, os.environ)
+    settled = config_or_data(config, of_config, os.environ, say=partial(print, file=sys.stderr))
     root = (run or default_run(config)).resolve()
     of_jobs = {"after": after, "detach": detach}
     on_ray = placed_on_ray(
@@ -232,7 +233,7 @@ def predict(
         list[Path],
         typer.Argument(metavar="RUN... FILES", help="Run folders, then images, folders of images or a dataset."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the predictions go.")],
+    out: Annotated[Path, typer.Option(metavar="DIR|FILE", help="Where predictions go; of outcomes a .csv table.")],
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Write probabilities, 4D.")] = False,
     masks: Annotated[bool, typer.Option("--masks", help="Write a mask for each class, 4D.")] = False,
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best, last or step-XXXXXXXX.")] = "best",
@@ -244,7 +245,7 @@ def predict(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict images: label maps in each image's own shape, spacing and orientation.
+    """Predict images: label maps in each image's own shape, spacing and orientation; or outcomes of a table's cases.
 
     Several runs, or a folder of folds, are averaged. Images are .nii or .nii.gz, with channels in a fourth dimension or
     as files CASE_0000, CASE_0001 and so on. What is done already is not done again.

@@ -19,6 +19,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Size = tuple[Edge, Edge, Edge]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):

@@ -1,7 +1,8 @@
 """Options of the networks.
 
 Each says by which factor its input must divide (`stride`), whether it works at the trained patch size alone
-(`fixed_size`), and what makes its results depend on how a batch is spread (`batch_statistics`, `dropout`).
+(`fixed_size`), whether it takes single slices (`flat`), and what makes its results depend on how a batch is spread
+(`batch_statistics`, `dropout`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,21 @@ class Network(Section):
     """What holds for a network unless it says otherwise."""
 
     @property
+    def stride(self) -> int:
+        """By what every edge of the input must divide."""
+        return 1
+
+    @property
+    def reduction(self) -> int:
+        """How many voxels of the input, along an axis, one of the coarsest level stands for."""
+        return self.stride
+
+    @property
+    def flat(self) -> bool:
+        """Whether the input is a single slice: (x, y, 1)."""
+        return False
+
+    @property
     def batch_statistics(self) -> bool:
         return False
 
@@ -33,7 +49,7 @@ class Network(Section):
 
     @property
     def takes_one_voxel(self) -> bool:
-        """Whether an input of one stride will do: an instance or batch norm cannot train on a single voxel."""
+        """Whether one voxel at the coarsest level will do: an instance or batch norm cannot train on a single one."""
         return True
 
 
@@ -235,6 +251,46 @@ class DistMISOptions(Network):
         return self.norm == "group"
 
 
+class ResNetOptions(Network):
+    """MONAI's ResNet, for outcomes alone. It takes any size: what does not divide is rounded up at each level.
+
+    `width` is the number of channels of the first stage. The large stem (7 voxels wide, then pooling) makes the image
+    four times smaller before the first stage; the small one (3 voxels) keeps its size, for images of 32 × 32.
+    `group` is the default norm, as it works per sample: in small batches, and alike on any number of ranks.
+    """
+
+    name: Literal["resnet"] = "resnet"
+    depth: Literal[18, 34, 50, 101, 152] = 18
+    dims: Literal[2, 3] = 3
+    width: Positive = 64
+    stem: Literal["large", "small"] = "large"
+    norm: Literal["group", "batch", "instance"] = "group"
+    groups: Positive = 8
+    dropout: Dropout = 0.0
+
+    @model_validator(mode="after")
+    def _groups_share_width(self) -> Self:
+        if self.norm == "group":
+            _refuse(_indivisible("width", (self.width,), ", the groups", (self.groups,)))
+        return self
+
+    @property
+    def reduction(self) -> int:
+        return 32 if self.stem == "large" else 8
+
+    @property
+    def flat(self) -> bool:
+        return self.dims == 2
+
+    @property
+    def batch_statistics(self) -> bool:
+        return self.norm == "batch"
+
+    @property
+    def takes_one_voxel(self) -> bool:
+        return self.norm == "group"
+
+
 class OwnOptions(Section):
     """A user's own network: `function(in_channels=…, out_channels=…, **options)` returns it.
 
@@ -247,6 +303,14 @@ class OwnOptions(Section):
     fixed_size: bool = False
     batch_statistics: bool = False
     dropout: Dropout = 0.0
+
+    @property
+    def reduction(self) -> int:
+        return self.stride
+
+    @property
+    def flat(self) -> bool:
+        return False
 
     @property
     def takes_one_voxel(self) -> bool:
@@ -275,6 +339,7 @@ ModelOptions = Annotated[
     | Annotated[SwinUNETROptions, Tag("swin_unetr")]
     | Annotated[DynUNetOptions, Tag("dynunet")]
     | Annotated[DistMISOptions, Tag("distmis_unet")]
+    | Annotated[ResNetOptions, Tag("resnet")]
     | Annotated[OwnOptions, Tag(OWN)],
     Discriminator(_choose),
 ]
@@ -282,12 +347,14 @@ ModelOptions = Annotated[
 
 def size_problems(model: Any, field: str, size: tuple[int, int, int]) -> list[str]:
     """Why the network cannot take an input of this size, if it cannot."""
+    if model.flat and size[2] != 1:
+        return [f"{field} {list(size)}: found {size[2]} slices, expected 1 as model.dims is 2, or model.dims 3"]
     nearest = [max(model.stride, round(n / model.stride) * model.stride) for n in size]
     if any(n % model.stride for n in size):
         return [f"{field} {list(size)} does not fit the model's strides ({model.stride}); nearest: {nearest}"]
-    if not model.takes_one_voxel and max(size) == model.stride:
+    if not model.takes_one_voxel and max(size) <= model.reduction:
         return [
             f"{field} {list(size)} leaves one voxel at the coarsest level, which its norm cannot train on; "
-            f"expected an edge of at least {2 * model.stride}"
+            f"expected an edge of at least {model.reduction + model.stride}"
         ]
     return []

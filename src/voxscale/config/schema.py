@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -11,20 +10,20 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     Tag,
-    field_validator,
     model_serializer,
     model_validator,
 )
 
-from voxscale.config.base import Fraction, Positive, Section, Size
+from voxscale.config.base import Fraction, Positive, Section, Seed, Size
+from voxscale.config.data import Data
+from voxscale.config.horizons import Horizon
+from voxscale.config.losses import LOSSES, DiceCEOptions, LossOptions
 from voxscale.config.models import ModelOptions, UNetOptions, size_problems
 from voxscale.config.search import Search
 from voxscale.config.training import (
     AUGMENT_PRESETS,
     AdamWOptions,
     Cosine,
-    DiceCEOptions,
-    LossOptions,
     OptimizerOptions,
     Rotate90,
     ScheduleOptions,
@@ -33,206 +32,7 @@ from voxscale.config.training import (
     check_transforms,
 )
 
-Millimetres = Annotated[float, Field(gt=0, le=1000)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Spacing = tuple[Millimetres, Millimetres, Millimetres]
 Batch = Annotated[Positive, Field(le=1_000_000)]
-
-
-class SplitShares(Section):
-    """Shares of the patients, or `folds` equal parts of which the `fold`-th validates; the rest trains.
-
-    What shares its `group` stays together: the patient, or in a table what has the same entry in that column.
-    """
-
-    val: Fraction = 0.2
-    test: Fraction = 0.0
-    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    fold: Positive = 1
-    seed: int = 0
-    group: str = "patient"
-    stratify: bool = True
-
-    @model_validator(mode="after")
-    def _leaves_training_cases(self) -> Self:
-        if self.val + self.test >= 1:
-            raise ValueError(f"val {self.val} + test {self.test} leave no case for training; expected a sum below 1")
-        if self.folds is None and self.fold != 1:
-            raise ValueError(f"fold {self.fold} without folds; expected e.g. {{folds: 5, fold: {self.fold}}}")
-        if self.folds is not None and self.fold > self.folds:
-            raise ValueError(f"fold {self.fold}: expected 1 to {self.folds}, which is folds")
-        return self
-
-
-class SplitColumns(Section):
-    """The split as the data states it, in a column of a table; of several, the `fold`-th counts."""
-
-    column: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    train: str = "train"
-    val: str = "val"
-    test: str = "test"
-    fold: Positive = 1
-    group: str = "patient"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,) if isinstance(self.column, str) else self.column
-
-    @model_validator(mode="after")
-    def _fold_is_a_column(self) -> Self:
-        if self.fold > len(self.columns):
-            raise ValueError(f"fold {self.fold}: expected 1 to {len(self.columns)}, the number of columns")
-        if len({self.train, self.val, self.test}) < 3:
-            raise ValueError(f"train {self.train!r}, val {self.val!r}, test {self.test!r}: expected three names")
-        return self
-
-
-def _split_kind(value: Any) -> str:
-    by_column = "column" in value if isinstance(value, dict) else isinstance(value, SplitColumns)
-    return "columns" if by_column else "shares"
-
-
-Split = Annotated[
-    Annotated[SplitShares, Tag("shares")] | Annotated[SplitColumns, Tag("columns")], Discriminator(_split_kind)
-]
-
-
-class Pattern(Section):
-    """How files are named, below `source`: `{case}` stands in each, `{patient}` may; several images are channels."""
-
-    image: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    label: str
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        return (self.image,) if isinstance(self.image, str) else self.image
-
-    @model_validator(mode="after")
-    def _names_the_case(self) -> Self:
-        for pattern in (*self.images, self.label):
-            fields = re.findall(r"{(.*?)}", pattern)
-            if "case" not in fields or not set(fields) <= {"case", "patient"}:
-                raise ValueError(f"{pattern!r}: expected {{case}}, and at most {{patient}} besides")
-            if pattern.startswith("/") or ".." in pattern.split("/"):
-                raise ValueError(f"{pattern!r}: expected a path below data.source")
-        return self
-
-
-class Columns(Section):
-    """Which columns of a table hold what; null: found by their names."""
-
-    image: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    label: str | None = None
-    case: str | None = None
-    patient: str | None = None
-
-
-class Slices(Section):
-    """Slices that are kept, along the file's own axes: {z: [2, -1]} drops two at the start and one at the end."""
-
-    x: tuple[int, int | None] | None = None
-    y: tuple[int, int | None] | None = None
-    z: tuple[int, int | None] | None = None
-
-
-class Intensity(Section):
-    """How voxel values are brought to one scale. Exactly one of the fields, or `none`."""
-
-    zscore: Literal["nonzero", "all"] | None = None
-    window: tuple[float, float] | None = None
-    percentiles: tuple[Annotated[float, Field(ge=0, le=100)], Annotated[float, Field(ge=0, le=100)]] | None = None
-
-    @model_validator(mode="after")
-    def _one_and_ordered(self) -> Self:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"found {' and '.join(given)}; expected one of them")
-        for name in ("window", "percentiles"):
-            low_high = getattr(self, name)
-            if low_high is not None and not low_high[0] < low_high[1]:
-                raise ValueError(f"{name} {list(low_high)}: expected the lower bound first")
-        return self
-
-
-class Synthetic(Section):
-    """Generated volumes: `source` is filled with them where it does not exist yet."""
-
-    cases: Positive = 40
-    size: Size = (48, 48, 48)
-    seed: Seed = 0
-
-
-class Cache(Section):
-    """Where patches are cut from: the store's files, the node's memory, or the device's.
-
-    `share: rank` gives each rank its own cases. `rate` is the share of the cases that is held; with `replace` above
-    zero an epoch trains on what is held, and that share of it is exchanged for other cases after each epoch.
-    """
-
-    where: Literal["store", "host", "device"] = "store"
-    share: Literal["all", "rank"] = "all"
-    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    replace: Fraction = 0.0
-
-    @model_validator(mode="after")
-    def _rotates_in_memory(self) -> Self:
-        if self.replace and self.rate == 1:
-            raise ValueError(f"replace {self.replace} with rate 1: all cases are held; expected a rate below 1")
-        return self
-
-
-class Data(Section):
-    source: Annotated[str, Field(min_length=1)]
-    format: Literal["auto", "decathlon", "nnunet", "list", "table", "tfrecord", "pairs"] = "auto"
-    pattern: Pattern | None = None
-    columns: Columns = Columns()
-    patient: str | None = None
-    synthetic: Synthetic | None = None
-    split: Split | None = None
-    slices: Slices | None = None
-    orientation: Annotated[str, Field(pattern="^[RL][AP][SI]$")] | None = "RAS"
-    crop_foreground: bool = False
-    spacing: Spacing | None = None
-    size: Size | None = None
-    intensity: Intensity = Intensity(zscore="nonzero")
-    regions: dict[str, tuple[Positive, ...]] | None = None
-    store: str | None = None
-    stage: str | None = None
-    cache: Cache = Cache()
-
-    @field_validator("patient")
-    @classmethod
-    def _patient_is_a_pattern(cls, pattern: str | None) -> str | None:
-        if pattern is None:
-            return None
-        try:
-            groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        if groups != 1:
-            raise ValueError(f"{pattern!r}: found {groups} groups, expected one, e.g. ^(sub-[0-9]+)")
-        return pattern
-
-    @model_validator(mode="after")
-    def _one_grid(self) -> Self:
-        if self.spacing is not None and self.size is not None:
-            raise ValueError("found spacing and size; expected one of them")
-        return self
-
-    @field_validator("regions")
-    @classmethod
-    def _regions_hold_labels(cls, regions: dict[str, tuple[int, ...]] | None) -> dict[str, tuple[int, ...]] | None:
-        for name in regions or {}:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) or name == "mean":
-                raise ValueError(
-                    f"region {name!r}: expected letters, digits, . _ + - and not 'mean', which is the average"
-                )
-        empty = [name for name, labels in (regions or {}).items() if not labels]
-        if empty or regions == {}:
-            raise ValueError(
-                f"region without labels: {', '.join(empty) or 'none given'}; expected e.g. {{WT: [1, 2, 3]}}"
-            )
-        return regions
 
 
 class Patches(Section):
@@ -264,6 +64,12 @@ def _batch_kind(value: Any) -> str:
     return "each" if isinstance(value, dict | PerDevice) else "whole"
 
 
+class Freeze(Section):
+    """For how many epochs, from the first, the encoder keeps its weights while the rest trains."""
+
+    encoder: Positive
+
+
 class Train(Section):
     epochs: Positive = 100
     batch: Annotated[Annotated[Batch, Tag("whole")] | Annotated[PerDevice, Tag("each")], Discriminator(_batch_kind)] = 2
@@ -276,6 +82,9 @@ class Train(Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     threads: Literal["auto"] | Positive = "auto"
     clip_norm: Annotated[float, Field(gt=0)] | None = None
+    balance: bool = False
+    init_from: str | None = None
+    freeze: Freeze | None = None
     deterministic: bool = True
     stop_after: StopAfter | None = None
 
@@ -294,6 +103,7 @@ class Validate(Section):
     weights: Literal["gaussian", "constant"] = "gaussian"
     mirror: bool = False
     tolerance_mm: Annotated[float, Field(gt=0)] = 1.0
+    horizons: tuple[Horizon, ...] | None = None
     metric: str = "dice/mean"
 
 
@@ -310,10 +120,18 @@ def _expand_preset(value: Any) -> Any:
     return value
 
 
+Task = Literal["segmentation", "survival", "regression", "classification"]
+_OUTCOMES: dict[str, dict[str, dict[str, str]]] = {
+    "survival": {"loss": {"name": "cox"}, "validate": {"metric": "cindex/harrell"}},
+    "regression": {"loss": {"name": "mse"}, "validate": {"metric": "r2/mean"}},
+    "classification": {"loss": {"name": "cross_entropy"}, "validate": {"metric": "auroc/mean"}},
+}
+
+
 class Config(Section):
     """One config for every scale: nothing in it depends on how many devices train it."""
 
-    task: Literal["segmentation"] = "segmentation"
+    task: Task = "segmentation"
     data: Data
     patches: Patches = Patches()
     augment: Annotated[tuple[Transform, ...], BeforeValidator(_expand_preset)] = AUGMENT_PRESETS["light"]  # type: ignore[assignment]
@@ -328,6 +146,24 @@ class Config(Section):
     search: Search | None = None
     log: Literal["quiet", "epoch", "step"] = "epoch"
     track: Literal["none", "tensorboard"] = "tensorboard"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_task(cls, fields: Any) -> Any:
+        """An outcome is a matter of the whole volume, and has losses and metrics of its own."""
+        own = _OUTCOMES.get(fields.get("task", "")) if isinstance(fields, dict) else None
+        if own is None:
+            return fields
+        given = {**fields}
+        for section, defaults in {"patches": {"size": "full"}, "model": {"name": "resnet"}, **own}.items():
+            if isinstance(found := given.get(section, {}), dict):
+                given[section] = {**defaults, **found}
+        return given
+
+    @property
+    def predicts_outcomes(self) -> bool:
+        """Whether a case's target is a few numbers of a table rather than a volume of labels."""
+        return self.task != "segmentation"
 
     @model_serializer(mode="wrap")
     def _no_search_unless_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -352,6 +188,7 @@ class Config(Section):
                 f"validate.window: found {list(window)}, expected null or patches.size, "
                 f"as {self.model.name} works at one size alone"
             )
+        problems += task_problems(self)
         problems += turning_problems(self.augment, patch) if patch is not None else []
         problems += check_transforms(self.augment)
         problems += check_schedule(self.schedule, self.train.epochs)
@@ -363,6 +200,31 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+
+def task_problems(config: Config) -> list[str]:
+    """What does not go with the task."""
+    problems = []
+    if config.loss.name not in (expected := LOSSES[config.task]):
+        problems.append(f"loss: found {config.loss.name}, expected {' or '.join(expected)} for {config.task}")
+    if config.predicts_outcomes:
+        if config.data.regions is not None:
+            problems.append(f"data.regions: found with task {config.task}; expected with segmentation alone")
+        if config.patches.per_case != 1:
+            problems.append(f"patches.per_case: found {config.patches.per_case}, expected 1, as a case has one outcome")
+    elif config.model.name == "resnet":
+        problems.append("model: found resnet, which has no decoder; expected a network that segments, e.g. unet")
+    elif config.train.balance:
+        problems.append("train.balance: expected with outcomes alone; patches.foreground balances a segmentation")
+    if config.task != "survival" and config.validation.horizons is not None:
+        problems.append(f"validate.horizons: found with task {config.task}; expected with survival alone")
+    if config.model.flat and config.train.channels_last is True:
+        problems.append("train.channels_last: found true with a network of single slices; expected auto or false")
+    if config.train.freeze is not None and config.train.freeze.encoder >= config.train.epochs:
+        problems.append(
+            f"train.freeze: found {config.train.freeze.encoder} epochs of {config.train.epochs}; expected fewer"
+        )
+    return problems
 
 
 def turning_problems(augment: tuple[Any, ...], patch: tuple[int, int, int]) -> list[str]:

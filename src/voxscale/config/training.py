@@ -1,4 +1,4 @@
-"""Options of losses, optimizers, schedules and augmentation."""
+"""Options of optimizers, schedules and augmentation."""
 
 from __future__ import annotations
 
@@ -47,55 +47,6 @@ def _one_per_axis(value: Any) -> Any:
 
 
 Ascending = AfterValidator(_ascending)
-
-
-class OverlapOptions(Section):
-    """What all losses with a Dice part share.
-
-    `batch` sums over the whole global batch first; `squared` squares the probabilities in the denominator;
-    `background` false leaves it out of the Dice of exclusive classes (regions have none).
-    """
-
-    name: str
-    batch: bool = False
-    squared: bool = False
-    background: bool = True
-
-
-class DiceOptions(OverlapOptions):
-    """Soft Dice, averaged over classes."""
-
-    name: Literal["dice"] = "dice"
-
-
-class DiceCEOptions(OverlapOptions):
-    """Soft Dice plus cross-entropy (binary cross-entropy for regions)."""
-
-    name: Literal["dice_ce"] = "dice_ce"
-
-
-class DiceFocalOptions(OverlapOptions):
-    """Soft Dice plus `weight` times the focal loss, which turns from easy voxels the more the larger `gamma`."""
-
-    name: Literal["dice_focal"] = "dice_focal"
-    gamma: Annotated[float, Field(ge=0, le=10)] = 2.0
-    weight: Decay = 1.0
-
-
-class SoftDiceOptions(OverlapOptions):
-    """DistMIS's Dice: as `dice`, with `smooth` added above and below, so that small structures weigh less."""
-
-    name: Literal["soft_dice"] = "soft_dice"
-    smooth: Rate = 1.0
-
-
-LossOptions = Annotated[
-    Annotated[DiceOptions, Tag("dice")]
-    | Annotated[DiceCEOptions, Tag("dice_ce")]
-    | Annotated[DiceFocalOptions, Tag("dice_focal")]
-    | Annotated[SoftDiceOptions, Tag("soft_dice")],
-    Discriminator(chosen_by_name("dice_ce")),
-]
 
 
 class RatePerDevice(Section):

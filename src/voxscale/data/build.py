@@ -20,8 +20,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from voxscale.config.data import Data
 from voxscale.config.load import plain
-from voxscale.config.schema import Data
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess

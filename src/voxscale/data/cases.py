@@ -15,8 +15,8 @@ TRAIN, VAL, TEST = "train", "val", "test"
 class Case:
     """One unit of data: its images (one file per channel, or one with all) and its label.
 
-    `role` is the split that the data itself states; `row` its line in a table; `record` its place in a file that
-    holds many cases.
+    `role` is the split that the data itself states; `row` its line in a table, and `where` how messages name that
+    place; `record` its place in a file that holds many cases.
     """
 
     id: str
@@ -26,6 +26,7 @@ class Case:
     split: str = ""
     role: str = ""
     row: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
     record: int | None = None
 
     @property

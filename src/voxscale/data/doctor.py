@@ -18,6 +18,7 @@ from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
+from voxscale.data.outcomes import examine_outcomes, target_strata
 from voxscale.data.split import num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
@@ -80,6 +81,10 @@ def examine_dataset(config: Config, scratch: Path, *, threads: int = 1) -> Diagn
     findings += _compare_cases(facts, config)
     findings += _check_split(manifest, facts, config)
     findings += _check_regions(facts, config)
+    if config.predicts_outcomes:
+        folds = range(1, num_folds(config.data.split) + 1)
+        findings += check_outcomes(manifest.cases, [with_fold(config, fold) for fold in folds])
+    findings = list(dict.fromkeys(findings))
     order = {ERROR: 0, WARNING: 1}
     findings.sort(key=lambda finding: (order[finding.level], finding.case, finding.file))
     return Diagnosis(findings, make_fingerprint(facts, manifest))
@@ -212,14 +217,35 @@ def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> 
     images = {fact.case: fact.image_sha256 for fact in facts}
     findings: list[Finding] = []
     for fold in range(1, num_folds(config.data.split) + 1):
-        try:
-            split = split_cases(manifest.cases, with_fold(config, fold).data.split, strata)
-        except DataError as error:
-            split = manifest.cases
-            for line in error.message.split("\n"):
-                found, _, expected = line.replace(": found in ", " in ").partition(", expected ")
-                findings.append(Finding(ERROR, "split", "", "", found, expected or "a split of these cases", error.fix))
-        findings += find_duplicates(split, images)
+        split, faults = _split(manifest.cases, with_fold(config, fold), strata)
+        findings += [*faults, *find_duplicates(split or manifest.cases, images)]
+    return list(dict.fromkeys(findings))
+
+
+def _split(cases: Sequence[Case], config: Config, strata: Mapping[str, str]) -> tuple[list[Case], list[Finding]]:
+    """(The cases as they are split, nothing) or (nothing, why they cannot be)."""
+    try:
+        return split_cases(cases, config.data.split, strata), []
+    except DataError as error:
+        findings = []
+        for line in error.message.split("\n"):
+            found, _, expected = line.replace(": found in ", " in ").partition(", expected ")
+            findings.append(Finding(ERROR, "split", "", "", found, expected or "a split of these cases", error.fix))
+        return [], findings
+
+
+def check_outcomes(cases: Sequence[Case], configs: Sequence[Config]) -> list[Finding]:
+    """What is wrong with what a table says of the cases: as each of the configs, which may differ in their fold, would
+    split and train on them."""
+    findings: list[Finding] = []
+    try:
+        for config in configs if cases else ():
+            split, faults = _split(cases, config, target_strata(config, cases))
+            findings += faults or examine_outcomes(config, split)[1]
+    except DataError as error:
+        for line in error.message.splitlines():
+            found, _, expected = line.partition(", expected ")
+            findings.append(Finding(ERROR, "columns", "", "", found, expected or "one of that name", error.fix))
     return list(dict.fromkeys(findings))
 
 

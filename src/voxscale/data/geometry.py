@@ -14,7 +14,7 @@ from nibabel.affines import voxel_sizes
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.errors import DataError
 
 MAX_VOXELS = 2**31  # a header that promises more is taken for a decompression bomb

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from voxscale.data.augment import Drawn, Scratch, adjust, draw, place, source_region
 from voxscale.data.cache import Memory, Patch, Source
 from voxscale.data.geometry import Shape
+from voxscale.data.outcomes import Outcomes
 from voxscale.data.sampler import PatchSampler, Prepared, Sample
 from voxscale.data.store import Box
 
@@ -30,11 +32,17 @@ class Batch:
     """
 
     image: torch.Tensor  # (n, c, x, y, z) float32
-    label: torch.Tensor  # (n, x, y, z) uint8
+    target: torch.Tensor  # labels (n, x, y, z) uint8, or outcomes (n, k) float64
+    features: torch.Tensor | None  # (n, f) float32, with outcomes
     cases: tuple[str, ...]
     starts: tuple[Shape, ...]
     num_real: int
     seed: int  # for what is random inside the network
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the network gets."""
+        return (self.image,) if self.features is None else (self.image, self.features)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,10 @@ class _Mine(threading.local):
 
 @dataclass
 class PatchLoader:
-    """Yields, for each step, this rank's micro-batches: at least one, on every rank."""
+    """Yields, for each step, this rank's micro-batches: at least one, on every rank.
+
+    With `outcomes`, by row of the store, these are the targets; labels are left aside.
+    """
 
     sampler: PatchSampler
     store: Cases
@@ -98,6 +109,7 @@ class PatchLoader:
     workers: int
     prefetch: int
     pin_memory: bool
+    outcomes: Outcomes | None = None
     _mine: _Mine = field(default_factory=_Mine, init=False)
     _free_rows: deque[Patch] = field(default_factory=deque, init=False)
     _free_slots: deque[_Slot] = field(default_factory=deque, init=False)
@@ -189,9 +201,16 @@ class PatchLoader:
     def _finish(self, loading: _Loading) -> Batch:
         reads = [future.result() for future in loading.reads]
         image, label = loading.memory if loading.memory is not None else self._received(loading)
+        target: torch.Tensor = label[: len(reads)]
+        features: torch.Tensor | None = None
+        if self.outcomes is not None:
+            rows = [read.sample.row for read in reads]
+            target = self._on_device(self.outcomes.targets[rows])
+            features = self._on_device(self.outcomes.features[rows])
         return Batch(
             image=image[: len(reads)],
-            label=label[: len(reads)],
+            target=target,
+            features=features,
             cases=tuple(self.store.id(read.sample.row) for read in reads),
             starts=tuple(read.sample.start for read in reads),
             num_real=loading.num_real,
@@ -226,6 +245,9 @@ class PatchLoader:
         image.record_stream(training)
         label.record_stream(training)
         return image, label
+
+    def _on_device(self, numbers: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
 
     def _empty(self, count: int) -> Patch:
         image = torch.empty((count, self.store.channels, *self.size), device=self.device)

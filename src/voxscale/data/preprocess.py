@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data, Intensity
+from voxscale.config.data import Data, Intensity
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.volumes import Floats, Labels, RawCase
 

@@ -58,6 +58,8 @@ class Stream:
     `parts` is the world size where each rank has cases of its own, else 1; parts differ by one case at most. `rate`
     is the share of the cases that is held; with `replace` above 0 an epoch visits these only, and after it that
     share of them is exchanged for the next ones in a fixed cycle through all cases. Positions run part after part.
+    `strata`, a number for each case, has each of them spread evenly over an epoch; only for a stream in one part that
+    visits all cases.
     """
 
     seed: int
@@ -67,6 +69,7 @@ class Stream:
     rate: float = 1.0
     replace: float = 0.0
     parts: int = 1
+    strata: tuple[int, ...] = ()
 
     @property
     def samples_per_epoch(self) -> int:
@@ -235,8 +238,19 @@ def _epoch_cases(stream: Stream, epoch: int) -> NDArray[np.int64]:
         for block, part in zip((large, small), parts, strict=True)
     ]
     cases = _cases_at(stream, np.concatenate(slots))
+    if stream.strata:
+        cases = _spread_evenly(cases, np.array(stream.strata)[cases])
     cases.flags.writeable = False
     return cases
+
+
+def _spread_evenly(cases: NDArray[np.int64], strata: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same cases, each stratum at even distances and in the order it had."""
+    places = np.empty(len(cases))
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        places[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return cases[np.argsort(places, kind="stable")]
 
 
 def _cases_at(stream: Stream, slots: NDArray[np.int64]) -> NDArray[np.int64]:

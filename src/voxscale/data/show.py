@@ -144,7 +144,7 @@ def _augmented(prepared: PreparedCase, config: Config) -> tuple[Floats, Labels]:
         micro_batch=_PATCHES, device=torch.device("cpu"), workers=1, prefetch=1, pin_memory=False,
     )  # fmt: skip
     (batch,) = next(loader.steps(1, 1))
-    return batch.image[:, 0].numpy(), batch.label.numpy()
+    return batch.image[:, 0].numpy(), batch.target.numpy()
 
 
 def _label(prepared: PreparedCase) -> Labels:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from voxscale.config.schema import SplitColumns, SplitShares
+from voxscale.config.data import SplitColumns, SplitShares
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
 from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import read_rows, write_csv
@@ -42,8 +42,7 @@ def split_cases(
         roles = _stated_roles(cases, stated)
     else:
         split = split or SplitShares()
-        keys = [strata.get(case.id, "") for case in cases] if strata else None
-        roles = [ROLES[role] for role in assign_roles(_groups(cases, split.group), keys, split)]
+        roles = _share_roles(cases, split, strata)
     if TRAIN not in roles:
         raise DataError(
             f"data.split: none of {len(cases)} cases is for training, "
@@ -228,6 +227,19 @@ def _allot(sizes: Ints, room: Ints, total: int, phase: int) -> Ints:
 
 def _phase(seed: int, role: str, number: int) -> int:
     return int.from_bytes(sha256(f"{seed}/{role}".encode()).digest()[:8], "big") % max(1, number)
+
+
+def _share_roles(cases: Sequence[Case], split: SplitShares, strata: Mapping[str, str] | None) -> list[str]:
+    kept = [split.keep_test and case.role == TEST for case in cases]
+    if split.keep_test and not any(kept):
+        raise DataError(
+            "data.split.keep_test: none of the cases is stated as test by the data",
+            fix="leave keep_test out, or give a share: data.split.test",
+        )
+    others = [case for case, stays in zip(cases, kept, strict=True) if not stays]
+    keys = [strata.get(case.id, "") for case in others] if strata else None
+    shared = (ROLES[role] for role in assign_roles(_groups(others, split.group), keys, split))
+    return [TEST if stays else next(shared) for stays in kept]
 
 
 def _stated_roles(cases: Sequence[Case], stated: int) -> list[str]:

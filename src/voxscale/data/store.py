@@ -146,7 +146,12 @@ class Store:
                 yield out
 
     def read_label(self, row: int, box: Box = EVERYTHING, *, into: NDArray[np.uint8] | None = None) -> Labels:
-        return self._read(row, "label", box, np.dtype(np.uint8), into)
+        """The part of the label in `box`; all background where the case has none."""
+        if self._has(row, "label.b2nd"):
+            return self._read(row, "label", box, np.dtype(np.uint8), into)
+        empty = _shaped(into, [high - low for low, high in self._ends(row, "label", box)], np.dtype(np.uint8))
+        empty.fill(0)
+        return empty
 
     def verify(self, row: int) -> None:
         """Check all of the case."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from voxscale.data.cases import Case
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.geometry import MAX_VOXELS
+from voxscale.data.images import is_image, read_cifar10_record, read_image
 from voxscale.data.tfrecord import read_record
 from voxscale.errors import DataError
 
@@ -33,6 +34,7 @@ _BLOCK = 1 << 20
 _MAX_OFFSET = 1 << 24  # header extensions
 _UNHEARD = logging.Logger("unheard", level=logging.CRITICAL + 1)  # nibabel prints what it mends in a header
 _REPLACE = "replace the file, or take the case out"
+_RESAVE = "save it as grey or RGB of 8 bits, or grey of 16"
 _ONE_GRID = "export image and label on one grid"
 
 
@@ -118,9 +120,11 @@ def examine_case(
 
 
 def short_name(case: Case, path: Path) -> str:
-    """The file's name, with its folder where that alone tells image and label apart."""
+    """The file's name, with its folder where that alone tells image and label apart; after the row that names it."""
     alone = sum(file.name == path.name for file in case.files) < 2
-    return path.name if alone else f"{path.parent.name}/{path.name}"
+    name = path.name if alone else f"{path.parent.name}/{path.name}"
+    # Of a table the place is a row; elsewhere it is the file itself, or a record of it.
+    return name if not case.where or path.name in case.where else f"{case.where}: {name}"
 
 
 @dataclass(frozen=True)
@@ -138,10 +142,30 @@ class _Check:
 
     def read(self, path: Path) -> tuple[NDArray[Any], Affine] | None:
         try:
-            return read_volume(path)
+            if not is_image(path):
+                return read_volume(path)
+            pixels, lost = read_image(path)
         except ValueError as error:
-            self.error("unreadable", path, f"a damaged file ({error})", "a readable volume", _REPLACE)
+            expected = "a readable image" if is_image(path) else "a readable volume"
+            self.error("unreadable", path, f"a damaged file ({error})", expected, _REPLACE)
             return None
+        if lost:
+            self.warn("image-kind", path, lost, "grey or RGB that is used whole", _RESAVE)
+        return pixels, np.eye(4)
+
+
+def read_record_case(case: Case) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """(image_cxyz, label_xyz if records of that kind have one) of a case that is a record of a file.
+
+    Raises DataError for a record that is damaged.
+    """
+    path, offset = case.images[0], case.record or 0
+    if path.suffix == ".tfrecord":
+        return read_record(path, offset)
+    try:
+        return np.moveaxis(read_cifar10_record(path, offset), 3, 0), None
+    except ValueError as error:
+        raise DataError(f"{path.name}: {error}", fix=_REPLACE) from None
 
 
 def _read_records(
@@ -149,11 +173,12 @@ def _read_records(
 ) -> tuple[list[tuple[NDArray[Any], Affine]], tuple[NDArray[Any], Affine] | None]:
     """Record files know no geometry: voxels of 1 mm."""
     try:
-        image_cxyz, label_xyz = read_record(case.images[0], case.record or 0)
+        image_cxyz, label_xyz = read_record_case(case)
     except DataError as error:
         check.error("unreadable", case.images[0], error.message, "a whole record", _REPLACE)
         return [], None
-    return [(np.moveaxis(image_cxyz, 0, 3), np.eye(4))], (label_xyz, np.eye(4))
+    label = None if label_xyz is None else (label_xyz, np.eye(4))
+    return [(np.moveaxis(image_cxyz, 0, 3), np.eye(4))], label
 
 
 def _stack(volumes: list[tuple[NDArray[Any], Affine]], check: _Check) -> Floats | None:

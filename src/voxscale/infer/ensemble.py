@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from voxscale.errors import ConfigError
 from voxscale.infer.windows import Box, Network, Windows, predict_slabs
-from voxscale.tasks import Task
+from voxscale.tasks import VolumeTask
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Ensemble:
     def of_one(cls, network: Network, windows: Windows, device: torch.device) -> Ensemble:
         return cls((Member(network, windows),), device)
 
-    def decide(self, task: Task, image_cxyz: NDArray[Any], *, scratch: Path | None = None) -> NDArray[np.integer[Any]]:
+    def decide(
+        self, task: VolumeTask, image_cxyz: NDArray[Any], *, scratch: Path | None = None
+    ) -> NDArray[np.integer[Any]]:
         """What the task decides for a whole volume, (x, y, z); raw outputs are held for a slab of it at a time."""
         codes: NDArray[np.integer[Any]] | None = None
         for box, output_cxyz in self.slabs(image_cxyz, scratch=scratch):

@@ -1,46 +1,46 @@
-"""Evaluate whole volumes: each case exactly once, on one rank; rows are gathered, then summarised."""
+"""Evaluate whole cases: each exactly once, on one rank; rows are gathered, then summarised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from nibabel.affines import voxel_sizes
 from numpy.typing import NDArray
 
 from voxscale.data.cases import Case
+from voxscale.data.outcomes import Outcomes
 from voxscale.data.store import Store
 from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import write_csv
 from voxscale.infer.ensemble import Ensemble
+from voxscale.infer.outcome import OutcomeMember, predict_together
 from voxscale.parallel import World, gather_records
-from voxscale.tasks import Task
+from voxscale.tasks import VolumeTask
+from voxscale.tasks.summary import Row
 from voxscale.terminal import progress
 
-Row = dict[str, Any]
 Keep = Callable[[Case, NDArray[np.integer[Any]]], None]
-_BOOTSTRAPS = 1000
+Measure = Callable[[Case], Row]
 
 
 def evaluate_cases(
-    ensemble: Ensemble,
-    task: Task,
+    measure: Measure,
     store: Store,
     cases: Sequence[Case],
     *,
-    surfaces: bool,
     world: World,
+    device: torch.device,
     show_progress: bool = False,
-    keep: Keep | None = None,
     stop: Callable[[], str] | None = None,
 ) -> list[Row]:
     """One row per case, in the order of `cases`, the same on every rank. Ranks meet once, at the end.
 
-    A rank that fails comes there too, so that no other waits for it in vain; then all raise. `keep` is handed what is
-    predicted for a case, on the rank that has the case. `stop` gives a reason to stop, or nothing.
+    A rank that fails comes there too, so that no other waits for it in vain; then all raise. `measure` gives what is
+    known of a case, on the rank that has the case. `stop` gives a reason to stop, or nothing.
     """
     mine = share_cases(cases, store, world.size)[world.rank]
     records: list[Row] = []
@@ -52,13 +52,13 @@ def evaluate_cases(
                 records.append({"failed": stopped.as_json()})
                 break
             try:
-                records.append(_evaluate(ensemble, task, store, case, surfaces, keep))
+                records.append({"case": case.id, "patient": case.patient, "split": case.split, **measure(case)})
             except Exception as error:
                 failure = error
                 records.append({"failed": _describe(error, case, world)})
                 break
             advance()
-    gathered = gather_records(records, world, ensemble.device)
+    gathered = gather_records(records, world, device)
     if failure is not None and not isinstance(failure, VoxscaleError):
         raise failure  # its traceback goes into this rank's log
     _refuse_failures(gathered)
@@ -66,14 +66,29 @@ def evaluate_cases(
     return [by_case[case.id] for case in cases]
 
 
-def _evaluate(ensemble: Ensemble, task: Task, store: Store, case: Case, surfaces: bool, keep: Keep | None) -> Row:
-    row = store.row(case.id)
-    codes = ensemble.decide(task, store.read_image(row))
-    if keep is not None:
-        keep(case, codes)
-    x, y, z = voxel_sizes(store.geometry(row).prepared_affine).tolist()
-    metrics = task.measure(codes, store.read_label(row), (x, y, z), surfaces=surfaces)
-    return {"case": case.id, "patient": case.patient, "split": case.split, **metrics}
+def of_volumes(ensemble: Ensemble, task: VolumeTask, store: Store, *, full: bool, keep: Keep | None = None) -> Measure:
+    """Measures volumes of labels; `keep` is handed what is predicted for a case."""
+
+    def measure(case: Case) -> Row:
+        row = store.row(case.id)
+        codes = ensemble.decide(task, store.read_image(row))
+        if keep is not None:
+            keep(case, codes)
+        x, y, z = voxel_sizes(store.geometry(row).prepared_affine).tolist()
+        return task.measure(codes, store.read_label(row), (x, y, z), full=full)
+
+    return measure
+
+
+def of_outcomes(members: Sequence[OutcomeMember], store: Store, outcomes: Sequence[Outcomes]) -> Measure:
+    """Predicts outcomes, beside what is known; `outcomes` are by row of the store, as each member has them."""
+
+    def measure(case: Case) -> Row:
+        row = store.row(case.id)
+        predicted = predict_together(members, store.read_image(row), [own.features[row] for own in outcomes])
+        return {**members[0].task.known(outcomes[0].targets[row]), **predicted}
+
+    return measure
 
 
 def _describe(error: Exception, case: Case, world: World) -> dict[str, str]:
@@ -107,43 +122,13 @@ def share_cases(cases: Sequence[Case], store: Store, num_ranks: int) -> list[lis
     return shares
 
 
-def write_cases(path: Path, rows: Sequence[Row], metrics: Sequence[str]) -> None:
-    write_csv(path, ("case", "patient", "split", *metrics), rows)
+def write_cases(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    write_csv(path, ("case", "patient", "split", *columns), rows)
 
 
 def as_numbers(row: Mapping[str, str], metrics: Sequence[str]) -> Row:
     """A row of a written table with its metrics as numbers again; an empty cell is an absent metric."""
     return {name: float(value) if name in metrics else value for name, value in row.items() if value != ""}
-
-
-def summarise(rows: Sequence[Row], metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Mean, median, deviation and a bootstrap interval per metric, over the cases that have it."""
-    summary = {}
-    for metric in metrics:
-        values = np.array([row[metric] for row in rows if metric in row], dtype=np.float64)
-        if len(values):
-            summary[metric] = _summary(values)
-    return summary
-
-
-def _summary(values: np.ndarray) -> dict[str, Any]:
-    low, high = np.percentile(values[_drawn(len(values))].mean(1), [2.5, 97.5])
-    return {
-        "mean": float(values.mean()),
-        "median": float(np.median(values)),
-        "std": float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-        "ci95": [float(low), float(high)],
-    }
-
-
-@lru_cache(maxsize=2)  # most metrics are defined for the same number of cases
-def _drawn(count: int) -> NDArray[np.int64]:
-    return np.random.default_rng(0).integers(count, size=(_BOOTSTRAPS, count))
-
-
-def metric_value(summary: Mapping[str, Mapping[str, Any]], metric: str) -> float | None:
-    """The mean of a metric, or None where it is undefined for every case."""
-    return float(summary[metric]["mean"]) if metric in summary else None
 
 
 def _voxels(case: Case, store: Store) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from voxscale.config.schema import Columns, Data, Pattern
+from voxscale.config.data import Columns, Data, Pattern
 from voxscale.data.archive import is_archive
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import ERROR, Finding

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.build import stored_dtype
 from voxscale.data.cases import Case
 from voxscale.data.formats.sources import what_is_at

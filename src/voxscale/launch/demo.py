@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from voxscale.config.data import Synthetic
 from voxscale.config.load import make_config, parse_yaml, read_config, render_config
-from voxscale.config.schema import Config, Synthetic
+from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, TRAIN, VAL
 from voxscale.data.synthetic import ensure_like
 from voxscale.errors import ConfigError
@@ -70,7 +71,23 @@ DEMOS: dict[str, Demo] = {
             "validate.every=10",
         ),
     ),
+    "mace": Demo(
+        "mace_resnet",
+        "cohort.csv",
+        (
+            "data.synthetic={cases: 240, size: [48, 48, 32]}",
+            "data.columns.features=[age, sex, smoker, calcium]",
+            "data.split={val: 0.2, test: 0.3}",
+            "data.size=[48, 48, 32]",
+            "model.width=8",
+            "optimizer.lr=2e-3",
+            "train.epochs=20",
+            "validate.every=5",
+        ),
+    ),
 }
+
+_TITLES = {"cindex/harrell": "Harrell's C-index"}
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -106,16 +123,34 @@ def write_demo(like: str, folder: Path, overrides: Sequence[str] = ()) -> tuple[
 
 
 def score_demo(opened: OpenedRun) -> dict[str, Any]:
-    """Mean Dice and that of each class: on the held-out cases, or where the data has none on the validation cases."""
+    """What the best model scores: on the held-out cases, or where the data has none on the validation cases."""
     metrics = read_json(opened.run.metrics)
     split, summary = (TEST, metrics["test"]) if "test" in metrics else (VAL, metrics["summary"])
-    dice = {name.removeprefix("dice/"): row["mean"] for name, row in summary.items() if name.startswith("dice/")}
+    chosen_by = {} if split == VAL else metrics["summary"]
+    score = _score_outcome if opened.config.predicts_outcomes else _score_dice
     return {
-        "dice": dice.pop("mean"),
-        "dice_per_class": dice,
+        **score(opened.config.validation.metric, summary, chosen_by),
         "split": split,
-        f"num_{split}": sum(case.split == split for case in opened.cases),
+        **{f"num_{part}": _num_cases(opened, part) for part in ((split, VAL) if chosen_by else (split,))},
     }
+
+
+def _score_outcome(metric: str, summary: Mapping[str, Any], chosen_by: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric that training was to raise, with its interval; `chosen_by` are the cases that the best model suits."""
+    found: dict[str, Any] = {"metric": metric, "score": None, "ci95": None}
+    if metric in summary:
+        found |= {"score": summary[metric]["mean"], "ci95": summary[metric]["ci95"]}
+    return found | ({"score_val": chosen_by[metric]["mean"]} if metric in chosen_by else {})
+
+
+def _score_dice(_: str, summary: Mapping[str, Any], __: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean Dice and that of each class."""
+    dice = {name.removeprefix("dice/"): row["mean"] for name, row in summary.items() if name.startswith("dice/")}
+    return {"dice": dice.pop("mean"), "dice_per_class": dice}
+
+
+def _num_cases(opened: OpenedRun, split: str) -> int:
+    return sum(case.split == split for case in opened.cases)
 
 
 def score_threshold(opened: OpenedRun) -> float:
@@ -124,9 +159,24 @@ def score_threshold(opened: OpenedRun) -> float:
     return threshold_dice(opened.store, training, held_out)
 
 
-def render_scores(scores: dict[str, Any]) -> str:
+def render_scores(scores: Mapping[str, Any]) -> str:
     split = scores["split"]
     cases = f"{scores[f'num_{split}']} {'held-out' if split == TEST else 'validation'} cases"
+    return _render_outcome(scores, cases) if "metric" in scores else _render_dice(scores, cases)
+
+
+def _render_outcome(scores: Mapping[str, Any], cases: str) -> str:
+    text = f"{_TITLES.get(scores['metric'], scores['metric'])} on {cases} "
+    if scores["score"] is None:
+        return f"{text}undefined"
+    low, high = scores["ci95"]
+    text += f"{scores['score']:.3f} (95 % interval {low:.3f}–{high:.3f})"
+    if "score_val" in scores:
+        text += f", {scores['score_val']:.3f} on the {scores['num_val']} validation cases that chose the model"
+    return text
+
+
+def _render_dice(scores: Mapping[str, Any], cases: str) -> str:
     text = f"Dice on {cases} {scores['dice']:.3f}"
     if len(scores["dice_per_class"]) > 1:
         text += f" ({', '.join(f'{name} {value:.3f}' for name, value in scores['dice_per_class'].items())})"

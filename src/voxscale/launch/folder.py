@@ -12,13 +12,14 @@ from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
-from voxscale.data.doctor import find_duplicates
+from voxscale.data.doctor import check_outcomes, find_duplicates
 from voxscale.data.findings import Finding, refuse_errors
-from voxscale.data.formats import check_source, find_cases
+from voxscale.data.formats import check_source, find_cases, load_manifest
+from voxscale.data.outcomes import Outcomes, make_outcomes, read_outcomes, target_strata, write_outcomes
 from voxscale.data.split import read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
-from voxscale.errors import ConfigError, InfrastructureError
+from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.files import locked, publish, write_json, write_text
 from voxscale.launch.outcome import read_state
 from voxscale.plan.plan import Plan, make_plan, split_batch
@@ -102,7 +103,8 @@ def open_run(
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     recorded = run.split if draft.held else split
     cases = read_split(recorded, manifest.cases) if recorded else split_prepared(manifest.cases, config, store)
-    for warning in check_task(config, store, cases):
+    outcomes = make_outcomes(config, cases) if config.predicts_outcomes else None
+    for warning in check_task(config, store, cases, outcomes):
         warn(str(warning))
     plan = make_plan(
         config,
@@ -113,11 +115,12 @@ def open_run(
     )
     if draft.held:
         refuse_other_origin(run, config, store)
+        _refuse_other_outcomes(run, outcomes)
         if not _is_done(run):
             refuse_other_world(run, config, draft.world_size)
             write_text(run.config, render_config(config))
     else:
-        _write_folder(draft, cases, plan)
+        _write_folder(draft, cases, plan, outcomes)
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
 
 
@@ -130,10 +133,15 @@ def is_prepared(config: Config, environ: Mapping[str, str]) -> bool:
 
 
 def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:
-    """The cases that the config names; generated ones are generated first."""
+    """The cases that the config names; generated ones are generated first. Raises one DataError with all findings."""
     if config.data.synthetic is not None:
         ensure_synthetic(Path(config.data.source), config.data.synthetic, threads=threads)
-    return find_cases(config.data, store_root(config.data, environ))
+    root = store_root(config.data, environ)
+    if not config.predicts_outcomes:
+        return find_cases(config.data, root)
+    manifest = load_manifest(config.data, root)
+    refuse_errors([*manifest.findings, *check_outcomes(manifest.cases, [config])])  # before any volume is read
+    return manifest
 
 
 def prepare_cases(manifest: Manifest, config: Config, environ: Mapping[str, str], *, threads: int) -> Store:
@@ -143,24 +151,34 @@ def prepare_cases(manifest: Manifest, config: Config, environ: Mapping[str, str]
 
 
 def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[Case]:
-    """Split by patient, the labels that cases have spread evenly; no image may stand in two parts."""
+    """Split by patient, labels or outcomes of cases spread evenly; no image may stand in two parts."""
     rows = {case.id: store.row(case.id) for case in cases}
-    strata = {case: str(store.labels_of(row)) for case, row in rows.items()}
+    strata = (
+        target_strata(config, cases)
+        if config.predicts_outcomes
+        else {case: str(store.labels_of(row)) for case, row in rows.items()}
+    )
     split = split_cases(cases, config.data.split, strata)
     refuse_errors(find_duplicates(split, {case: store.image_sha256(row) for case, row in rows.items()}))
     return split
 
 
-def check_task(config: Config, store: Store, cases: Sequence[Case]) -> list[Finding]:
+def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Outcomes | None = None) -> list[Finding]:
     """What the task has to say against config, data and split, it says before anything is written.
 
     Errors are raised, warnings returned.
     """
     from voxscale.models.own import find_function
-    from voxscale.tasks import build_task
+    from voxscale.tasks import build_outcome_task, build_task
+    from voxscale.train.start import find_start
 
     if isinstance(config.model, OwnOptions):
         find_function(config.model.name)
+    if config.train.init_from is not None:
+        find_start(Path(config.train.init_from))
+    if config.predicts_outcomes:
+        build_outcome_task(config, outcomes or make_outcomes(config, cases))
+        return []
     task = build_task(config, store)
     training, validation = ([store.row(case.id) for case in cases if case.split == split] for split in (TRAIN, VAL))
     findings = task.check_classes(store, training, validation)
@@ -190,7 +208,20 @@ def _with_free_fields(held: Config, asked: Config) -> Config:
     return held.model_copy(update={**free, "train": train, "data": data})
 
 
-def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
+def _refuse_other_outcomes(run: RunFolder, outcomes: Outcomes | None) -> None:
+    """A run that is continued trains on what it began with."""
+    if outcomes is None:
+        return
+    held = read_outcomes(run.outcomes, run.encoding)
+    same = held.encoding == outcomes.encoding and held.cases == outcomes.cases
+    if not same or (held.targets != outcomes.targets).any() or (held.features != outcomes.features).any():
+        raise DataError(
+            f"{run.outcomes}: the table says otherwise since the run began",
+            fix="restore the table, or start anew with --fresh",
+        )
+
+
+def _write_folder(draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcomes | None) -> None:
     run = draft.run
     try:
         if run.exists and not draft.fresh:
@@ -201,25 +232,27 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan) -> None:
         if run.exists:
             move_aside(run)
         if run.launch.exists():
-            _fill(run, draft, cases, plan)
+            _fill(run, draft, cases, plan, outcomes)
             return
         if run.root.exists():
             run.root.rmdir()  # it is empty: that was checked
         with publish(run.root) as temporary:
             temporary.mkdir(mode=0o700)
-            _fill(RunFolder(temporary), draft, cases, plan)
+            _fill(RunFolder(temporary), draft, cases, plan, outcomes)
     except OSError as error:
         raise InfrastructureError(
             f"run folder {run.root}: cannot be written: {error.strerror}", fix="choose a writable folder with --run"
         ) from error
 
 
-def _fill(run: RunFolder, draft: Draft, cases: list[Case], plan: Plan) -> None:
+def _fill(run: RunFolder, draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcomes | None) -> None:
     """Write what a run begins with. The config comes last: with it the folder is a run."""
     run.logs.mkdir(exist_ok=True)
     run.launch.mkdir(exist_ok=True)
     write_text(run.asked, render_config(draft.asked))
     write_split(run.split, cases)
+    if outcomes is not None:
+        write_outcomes(run.outcomes, run.encoding, outcomes)
     write_json(run.plan, plan.as_json())
     write_text(run.config, render_config(draft.config))
 

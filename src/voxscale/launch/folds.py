@@ -101,7 +101,8 @@ def _test_together(runs: Sequence[RunFolder], root: Path, devices: int, environ:
 
 
 def _bring_together(config: Config, runs: Sequence[RunFolder], root: RunFolder, tested: Path | None) -> dict[str, Any]:
-    from voxscale.infer.evaluate import as_numbers, summarise
+    from voxscale.infer.evaluate import as_numbers
+    from voxscale.tasks.summary import summarise
 
     rows: list[dict[str, Any]] = []
     for fold, run in enumerate(runs, start=1):
@@ -117,12 +118,22 @@ def _bring_together(config: Config, runs: Sequence[RunFolder], root: RunFolder, 
         "state": "done",
         "metric": config.validation.metric,
         "folds": folds,
-        "summary": summarise([as_numbers(row, names) for row in rows], names),
+        "summary": _over_folds(runs)
+        if config.predicts_outcomes
+        else summarise([as_numbers(row, names) for row in rows], names),
     }
     if tested is not None:
         metrics["test"] = read_json(RunFolder(tested).metrics)["summary"]
     write_json(root.metrics, metrics)
     return metrics
+
+
+def _over_folds(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """A metric of a cohort is one number a fold: risks of different models do not rank with each other."""
+    from voxscale.tasks.summary import summarise
+
+    values = [{name: entry["mean"] for name, entry in read_json(run.metrics)["summary"].items()} for run in runs]
+    return summarise(values, list(dict.fromkeys(name for row in values for name in row)))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from voxscale.config.load import given_fields, make_config, read_config
 from voxscale.config.schema import Config
 from voxscale.config.site import read_site
 from voxscale.data.build import default_store
-from voxscale.data.guess import guess_config, is_data
+from voxscale.data.guess import Guess, guess_config, is_data
 from voxscale.errors import ConfigError
 from voxscale.launch.ray_run import RayPlacement
 from voxscale.launch.sbatch import Placement
@@ -20,18 +20,29 @@ from voxscale.runs import RunFolder, runs_of
 
 
 def config_or_data(
-    path: Path, overrides: Sequence[str] | None, environ: Mapping[str, str], *, strict: bool = True
+    path: Path,
+    overrides: Sequence[str] | None,
+    environ: Mapping[str, str],
+    *,
+    strict: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Config:
-    """Read the config, or guess one for data; not `strict`: also for data that could not be trained on."""
+    """Read the config, or guess one for data; not `strict`: also for data that could not be trained on.
+
+    What was found and guessed is told to `say`, line by line.
+    """
     if is_data(path):
         of_data = [override for override in overrides or () if override.startswith("data.")]
         others = [override for override in overrides or () if override not in of_data]
         given = given_fields(of_data, "data")
+        task = next((each.partition("=")[2] for each in others if each.startswith("task=")), None)
         try:
-            content = guess_config(path, default_store(environ), given, strict=strict)
+            guess = guess_config(path, default_store(environ), given, task=task, strict=strict)
         except ValidationError:  # said in words by the same check of the whole
-            content = {"data": {"source": str(path), **given}}
-        return make_config(content, others, name=str(path), base=Path())
+            guess = Guess({"data": {"source": str(path), **given}})
+        for line in guess.said:
+            say(line)
+        return make_config(guess.content, others, name=str(path), base=Path())
     return read_config(path, overrides or ())
 
 

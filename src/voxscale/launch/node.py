@@ -428,11 +428,11 @@ def _start_one(
 
 def _variables_of_one() -> dict[str, str]:
     """What torchrun sets for a world of one rank. At port 0 its store takes any that is free; nobody else needs it."""
-    zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT")
-    zeros += ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
-        **dict.fromkeys(zeros, "0"),
+        **dict.fromkeys(ranks, "0"),
+        **dict.fromkeys(("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
         **dict.fromkeys(ones, "1"),
         "MASTER_ADDR": "127.0.0.1",
         "ROLE_NAME": "default",

@@ -12,7 +12,9 @@ from voxscale.config.schema import Config
 from voxscale.config.search import PerTrial, Search
 from voxscale.data.build import store_root
 from voxscale.data.cases import Case
+from voxscale.data.outcomes import Outcomes, make_outcomes
 from voxscale.data.split import write_split
+from voxscale.data.store import Store
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_text
 from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
@@ -88,9 +90,10 @@ def prepare_search(
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = split_prepared(manifest.cases, config, store)
     opened = OpenedSearch(folder, config, search, share, ranks, cases=cases)
-    _refuse_unknown_metric(asked, opened.metric, store)
+    outcomes = make_outcomes(config, cases) if config.predicts_outcomes else None
+    _refuse_unknown_metric(asked, opened.metric, store, outcomes)
     settled = _refuse_indivisible(opened)
-    check_task(settled, store, cases)
+    check_task(settled, store, cases, outcomes)
     return opened
 
 
@@ -174,11 +177,12 @@ def _settled(config: Config, environ: Mapping[str, str]) -> Config:
     return config.model_copy(update={**changes, "search": search})
 
 
-def _refuse_unknown_metric(asked: Config, metric: str, store: object) -> None:
+def _refuse_unknown_metric(asked: Config, metric: str, store: Store, outcomes: Outcomes | None) -> None:
     """`asked` is the config before the search's metric became that of its validations, which would be blamed for it."""
-    from voxscale.tasks import build_task
+    from voxscale.tasks import Task, build_outcome_task, build_task
 
-    known = build_task(asked, store).metrics(surfaces=False)  # type: ignore[arg-type]
+    task: Task = build_task(asked, store) if outcomes is None else build_outcome_task(asked, outcomes)
+    known = task.metrics(full=False)
     if metric not in known:
         raise ConfigError(
             f"search.metric: found {metric!r}, expected one that trials report: {', '.join(known)}",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from voxscale.config.training import DiceCEOptions, DiceFocalOptions, DiceOptions, SoftDiceOptions
+from voxscale.config.losses import DiceCEOptions, DiceFocalOptions, DiceOptions, SoftDiceOptions
 
 Options = DiceOptions | DiceCEOptions | DiceFocalOptions | SoftDiceOptions
 

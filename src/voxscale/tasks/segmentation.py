@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from voxscale.config.losses import OutcomeLoss
 from voxscale.config.schema import Config
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.store import Store
@@ -17,9 +18,8 @@ from voxscale.data.volumes import Labels
 from voxscale.errors import ConfigError, DataError
 from voxscale.tasks.codes import MAX_REGIONS, Codes, Counts
 from voxscale.tasks.losses import DiceLoss
+from voxscale.tasks.summary import Row, Summary, summarise
 from voxscale.tasks.surface import Spacing, hd95, surface_dice, surface_distances
-
-Row = dict[str, float]
 
 _OVERLAPS = ("dice", "iou", "sensitivity", "precision")
 _SURFACES = ("hd95", "surface_dice")
@@ -65,6 +65,8 @@ class Segmentation:
         found = tuple(label for label in store.labels if label > 0)
         if not found:
             raise DataError("no case has any labelled voxel", fix="check that labels and images were not swapped")
+        if isinstance(config.loss, OutcomeLoss):
+            raise ConfigError(f"loss {config.loss.name}: is of another task", fix="choose one with a Dice part")
         regions = config.data.regions
         exclusive = regions is None
         classes = regions or {str(label): (label,) for label in found}
@@ -95,8 +97,8 @@ class Segmentation:
     def probabilities(self, output_cxyz: torch.Tensor) -> torch.Tensor:
         return output_cxyz.float().softmax(0) if self.exclusive else output_cxyz.float().sigmoid()
 
-    def measure(self, codes_xyz: NDArray[Any], label_xyz: Labels, spacing: Spacing, *, surfaces: bool) -> Row:
-        """Overlaps, volumes in millilitres and, if asked, distances of surfaces.
+    def measure(self, codes_xyz: NDArray[Any], label_xyz: Labels, spacing: Spacing, *, full: bool) -> Row:
+        """Overlaps, volumes in millilitres and, if `full`, distances of surfaces.
 
         A class that only the label or only the prediction has scores Dice, IoU and surface Dice 0, as nothing of it
         fits; a distance to nothing is absent, as is the share (sensitivity, precision) of nothing. In neither: all is
@@ -104,17 +106,26 @@ class Segmentation:
         """
         counts = self._codes.count(codes_xyz, label_xyz)
         values = _overlaps(counts)
-        if surfaces:
+        if full:
             values |= self._surface_scores(codes_xyz, label_xyz, spacing, counts)
         millilitres = float(np.prod(spacing)) / 1000
         values["volume"] = [_six_digits(voxels * millilitres) for voxels in counts.predicted]
         values["volume_label"] = [_six_digits(voxels * millilitres) for voxels in counts.labelled]
         return self._as_row(values)
 
-    def metrics(self, *, surfaces: bool) -> tuple[str, ...]:
-        averaged = (*_OVERLAPS, *(_SURFACES if surfaces else ()))
+    def metrics(self, *, full: bool) -> tuple[str, ...]:
+        averaged = (*_OVERLAPS, *(_SURFACES if full else ()))
         scores = [f"{metric}/{name}" for metric in averaged for name in (*self.classes, "mean")]
         return (*scores, *(f"{metric}/{name}" for metric in _VOLUMES for name in self.classes))
+
+    def columns(self, *, full: bool) -> tuple[str, ...]:
+        return self.metrics(full=full)
+
+    def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
+        return summarise(rows, self.metrics(full=full))
+
+    def prefers_low(self, metric: str) -> bool:
+        return metric.startswith("hd95")
 
     def check_classes(self, store: Store, training: Iterable[int], validation: Iterable[int]) -> list[Finding]:
         """A class without a training case cannot be learnt; one without a validation case is not validated."""
@@ -202,7 +213,7 @@ class Segmentation:
 
     def _metric_problems(self, metric: str) -> list[tuple[str, str]]:
         """Only what every validation measures, and of which more or less is better, can choose the best model."""
-        usable = [name for name in self.metrics(surfaces=False) if not name.startswith(_VOLUMES)]
+        usable = [name for name in self.metrics(full=False) if not name.startswith(_VOLUMES)]
         if metric in usable:
             return []
         expected = f"{'|'.join(_OVERLAPS)} / {'|'.join((*self.classes, 'mean'))}"

@@ -38,11 +38,11 @@ class Compute:
         compiled: torch.nn.Module = torch.compile(model, dynamic=False) if self.compile else model  # type: ignore[assignment]
         return compiled
 
-    def run(self, model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+    def run(self, model: torch.nn.Module, image: torch.Tensor, *features: torch.Tensor) -> torch.Tensor:
         """The network's outputs for a batch, in whatever precision it computes."""
         autocast = _AUTOCAST[self.precision]
         with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-            output: torch.Tensor = model(image.contiguous(memory_format=self._layout))
+            output: torch.Tensor = model(image.contiguous(memory_format=self._layout), *features)
         return output
 
     def scaler(self) -> torch.amp.GradScaler:

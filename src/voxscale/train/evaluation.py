@@ -1,4 +1,4 @@
-"""Evaluate a run's checkpoint, or several runs as one, on whole volumes, as one rank of any number.
+"""Evaluate a run's checkpoint, or several runs as one, on whole cases, as one rank of any number.
 
     python -m voxscale.train.evaluation RUN --split val --checkpoint best
     torchrun --standalone --nproc-per-node 2 -m voxscale.train.evaluation RUN --split val
@@ -17,22 +17,28 @@ from pathlib import Path
 
 import torch
 
-from voxscale.config.schema import Config, Data
+from voxscale.config.data import Data
+from voxscale.config.load import read_config
+from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.findings import refuse_errors
 from voxscale.data.formats import find_cases
+from voxscale.data.outcomes import Outcomes, check_targets, encode
 from voxscale.data.split import recorded_cases
 from voxscale.data.store import Store
 from voxscale.errors import DataError
 from voxscale.files import write_json
-from voxscale.infer.evaluate import evaluate_cases, summarise, write_cases
+from voxscale.infer.evaluate import evaluate_cases, of_outcomes, of_volumes, write_cases
 from voxscale.parallel import World, joined, leave
 from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
+from voxscale.tasks import Task
 from voxscale.train.job import choose_backend, choose_device, open_run_store
 from voxscale.train.ownership import refuse_other_origin
 from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
 from voxscale.train.trained import Trained, load_ensemble
+from voxscale.train.trained_outcomes import TrainedOutcome, load_outcomes
 
 SPLITS = (VAL, TEST, TRAIN)
 
@@ -54,32 +60,75 @@ def evaluate_run(
     With `others` the runs are averaged; the cases are those that all of them have in the split.
     """
     require(run)
-    device = choose_device(world)
-    trained, ensemble = load_ensemble([run, *others], checkpoint, device, mirror=mirror)
-    first = trained[0]
-    torch.set_num_threads(1 if first.config.train.threads == "auto" else first.config.train.threads)
-    if data is None:
-        cases, store = _cases_of_all(trained, split), open_run_store(run, first.config, world, environ)
-        refuse_other_origin(run, first.config, store)
+    config, device = read_config(run.config), choose_device(world)
+    torch.set_num_threads(1 if config.train.threads == "auto" else config.train.threads)
+    runs, origin = [run, *others], {"split": split} if data is None else {"data": data.resolve().name}
+    if config.predicts_outcomes:
+        loaded = load_outcomes(runs, checkpoint, device)
+        cases, store, outcomes = _outcomes_of(loaded, split, data, world, environ)
+        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
+            for each in loaded:
+                _learn(each, world, environ)
+            measure = of_outcomes([each.member for each in loaded], store, outcomes)
+            rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
+        made = {"runs": [each.as_json() for each in loaded]}
+        task: Task = loaded[0].task
     else:
-        cases, store = _cases_elsewhere(first, data, environ)
-    with joined(world, backend=choose_backend(first.config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
-        rows = evaluate_cases(ensemble, first.task, store, cases, surfaces=True, world=world, show_progress=True)
+        trained, ensemble = load_ensemble(runs, checkpoint, device, mirror=mirror)
+        cases, store = _volumes_of(trained, split, data, world, environ)
+        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
+            measure = of_volumes(ensemble, trained[0].task, store, full=True)
+            rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
+        made = {"runs": [each.as_json() for each in trained]}
+        made["windows"] = [asdict(each.member.windows) for each in trained]
+        task = trained[0].task
     if world.is_main:
-        metrics = first.task.metrics(surfaces=True)
         folder = RunFolder(out)
-        write_cases(folder.cases, rows, metrics)
-        origin = {"split": split} if data is None else {"data": data.resolve().name}
-        write_json(
-            folder.metrics,
-            {
-                "task": first.config.task,
-                **origin,
-                "runs": [each.as_json() for each in trained],
-                "windows": [asdict(each.member.windows) for each in trained],
-                "summary": summarise(rows, metrics),
-            },
-        )
+        write_cases(folder.cases, rows, task.columns(full=True))
+        summary = task.summarise(rows, full=True)
+        write_json(folder.metrics, {"task": config.task, **origin, **made, "summary": summary})
+
+
+def _volumes_of(
+    trained: Sequence[Trained], split: str, data: Path | None, world: World, environ: Mapping[str, str]
+) -> tuple[list[Case], Store]:
+    first = trained[0]
+    if data is not None:
+        return _cases_elsewhere(first, data, environ)
+    cases, store = _cases_of_all(trained, split), open_run_store(first.run, first.config, world, environ)
+    refuse_other_origin(first.run, first.config, store)
+    return cases, store
+
+
+def _outcomes_of(
+    trained: Sequence[TrainedOutcome], split: str, data: Path | None, world: World, environ: Mapping[str, str]
+) -> tuple[list[Case], Store, list[Outcomes]]:
+    """(Cases, their store, their outcomes as each run encodes them)."""
+    first = trained[0]
+    if data is None:
+        cases, store = _cases_of_all(trained, split), open_run_store(first.run, first.config, world, environ)
+        refuse_other_origin(first.run, first.config, store)
+        if any(each.outcomes.cases != first.outcomes.cases for each in trained):
+            raise DataError("the runs were trained on different cases", fix="evaluate them on other cases with --data")
+        return cases, store, [each.outcomes for each in trained]
+    options = elsewhere(first.config, data)
+    root = store_root(options, environ)
+    manifest = find_cases(options, root)
+    encoded = [encode(each.outcomes.encoding, manifest.cases) for each in trained]
+    refuse_errors([*check_targets(first.outcomes.encoding, manifest.cases), *encoded[0][1]])
+    store = prepare(manifest, options, root, patch=None)
+    _refuse_other_channels(data, store, first.channels)
+    return [replace(case, split=TEST) for case in manifest.cases], store, [outcomes for outcomes, _ in encoded]
+
+
+def _learn(trained: TrainedOutcome, world: World, environ: Mapping[str, str]) -> None:
+    """What the run has kept is of its best checkpoint; for another it is found anew. All ranks call it."""
+    if not trained.needs_learning:
+        return
+    store = open_run_store(trained.run, trained.config, world, environ)
+    measure = of_outcomes([trained.member], store, [trained.outcomes])
+    cases = recorded_cases(trained.run.split, TRAIN)
+    trained.task.learn(evaluate_cases(measure, store, cases, world=world, device=trained.member.device))
 
 
 def elsewhere(config: Config, data: Path) -> Data:
@@ -88,7 +137,7 @@ def elsewhere(config: Config, data: Path) -> Data:
     return config.data.model_copy(update=fields)
 
 
-def _cases_of_all(trained: Sequence[Trained], split: str) -> list[Case]:
+def _cases_of_all(trained: Sequence[Trained] | Sequence[TrainedOutcome], split: str) -> list[Case]:
     """The cases that stand in this split of every run, so that none of the networks has seen one that is held out."""
     by_run = [{case.id: case for case in recorded_cases(each.run.split, split)} for each in trained]
     shared = [case for name, case in by_run[0].items() if all(name in cases for cases in by_run[1:])]
@@ -108,11 +157,7 @@ def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> 
     root = store_root(options, environ)
     manifest = find_cases(options, root)
     store = prepare(manifest, options, root, patch=None)
-    if store.channels != first.channels:
-        raise DataError(
-            f"{data}: found {store.channels} channels, expected the {first.channels} that the model was trained on",
-            fix="give data with the same channels",
-        )
+    _refuse_other_channels(data, store, first.channels)
     known = Plan.read(first.run.plan).labels
     if unknown := sorted(set(store.labels) - set(known)):
         raise DataError(
@@ -120,6 +165,14 @@ def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> 
             fix="give data with the same labels",
         )
     return [replace(case, split=TEST) for case in manifest.cases], store
+
+
+def _refuse_other_channels(data: Path, store: Store, channels: int) -> None:
+    if store.channels != channels:
+        raise DataError(
+            f"{data}: found {store.channels} channels, expected the {channels} that the model was trained on",
+            fix="give data with the same channels",
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

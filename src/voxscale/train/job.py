@@ -15,29 +15,58 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from voxscale.checkpoint import digest_of
 from voxscale.config.load import identity, read_config
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cache import FromDevice, FromHost, FromStore, Source
-from voxscale.data.cases import VAL, Case
+from voxscale.data.cases import TRAIN, VAL, Case
 from voxscale.data.formats import find_cases
 from voxscale.data.loader import PatchLoader
+from voxscale.data.outcomes import Outcomes, read_outcomes
 from voxscale.data.sampler import PatchSampler, Stream
 from voxscale.data.shelf import stage_store
 from voxscale.data.split import recorded_cases, training_rows
 from voxscale.data.store import Store, describe_store, open_store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.infer.ensemble import Ensemble
-from voxscale.infer.evaluate import Row, evaluate_cases
+from voxscale.infer.evaluate import Measure, evaluate_cases, of_outcomes, of_volumes
+from voxscale.infer.outcome import OutcomeMember
 from voxscale.infer.windows import Windows
 from voxscale.models import build_model
+from voxscale.models.outcome import build_outcome_model
 from voxscale.parallel import World, share_buffers
 from voxscale.plan.plan import Plan, make_plan, make_stream
 from voxscale.runs import RunFolder
-from voxscale.tasks import Task, build_task
+from voxscale.tasks import OutcomeTask, Task, VolumeTask, build_outcome_task, build_task
+from voxscale.tasks.summary import Row
 from voxscale.train.compute import Compute, keep_freed_memory
 from voxscale.train.ownership import refuse_other_origin, refuse_other_world
 from voxscale.train.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class OfVolumes:
+    """The target is a volume of labels, in the store."""
+
+    task: VolumeTask
+
+
+@dataclass(frozen=True)
+class OfOutcomes:
+    """The target is a few numbers, in the run folder."""
+
+    task: OutcomeTask
+    outcomes: Outcomes
+
+    @classmethod
+    def open(cls, run: RunFolder, config: Config, store: Store) -> OfOutcomes:
+        outcomes = read_outcomes(run.outcomes, run.encoding)
+        if outcomes.cases != tuple(store.id(row) for row in range(len(store))):
+            raise DataError(
+                f"{run.outcomes}: holds other cases than the store", fix="restore it, or start anew with --fresh"
+            )
+        return cls(build_outcome_task(config, outcomes), outcomes)
 
 
 @dataclass(frozen=True)
@@ -50,9 +79,13 @@ class Job:
     device: torch.device
     training: NDArray[np.int32]  # rows of the store
     store: Store
-    task: Task
+    target: OfVolumes | OfOutcomes
     plan: Plan
     model: torch.nn.Module
+
+    @property
+    def task(self) -> Task:
+        return self.target.task
 
     def cases_of(self, split: str) -> list[Case]:
         return recorded_cases(self.run.split, split)
@@ -77,27 +110,47 @@ class Job:
         job.compute.lay_out(job.model)
         return replace(job, plan=replace(job.plan, config_sha256=identity(job.config)))
 
-    def evaluate(self, cases: Sequence[Case], *, surfaces: bool = False, stop: StopRequest | None = None) -> list[Row]:
-        """Rows of whole-volume metrics for `cases`; all ranks call it, all get all rows.
+    def evaluate(self, cases: Sequence[Case], *, full: bool = False, stop: StopRequest | None = None) -> list[Row]:
+        """A row for each of `cases`, seen as a whole; all ranks call it, all get all rows.
 
         After a signal all raise StoppedEarly, at the end of a case.
         """
         share_buffers(self.model, self.world)  # the model that is saved is rank 0's
         self.model.eval()
         rows = evaluate_cases(
-            Ensemble.of_one(partial(self.compute.run, self.model), self.windows, self.device),
-            self.task,
+            self._measure(full=full),
             self.store,
             cases,
-            surfaces=surfaces,
             world=self.world,
+            device=self.device,
             stop=(lambda: stop.reason if stop.signalled else "") if stop is not None else None,
         )
         self.model.train()
         return rows
 
+    def learn(self, stop: StopRequest | None = None) -> dict[str, Any]:
+        """Give the task what a full evaluation of the model needs of the training cases, and return it for a file.
+
+        All ranks call it.
+        """
+        if not isinstance(self.target, OfOutcomes) or not self.target.task.learns_from:
+            return {}
+        task = self.target.task
+        task.learn(self.evaluate(self.cases_of(TRAIN), stop=stop))
+        return {"weights_sha256": digest_of(self.model.state_dict()), **task.learnt()}
+
+    def _measure(self, *, full: bool) -> Measure:
+        run = partial(self.compute.run, self.model)
+        if isinstance(self.target, OfVolumes):
+            ensemble = Ensemble.of_one(run, self.windows, self.device)
+            return of_volumes(ensemble, self.target.task, self.store, full=full)
+        member = OutcomeMember(run, self.target.task, self.plan.patch, self.device)
+        return of_outcomes([member], self.store, [self.target.outcomes])
+
     def make_sampler(self) -> PatchSampler:
         stream = make_stream(self.config, len(self.training), self.world.size)
+        if self.config.train.balance and isinstance(self.target, OfOutcomes):
+            stream = replace(stream, strata=self.target.outcomes.strata_of(self.training))
         return PatchSampler(stream, self.store, self.training, self.plan.patch, self.config.patches.foreground)
 
     def make_loader(self, sampler: PatchSampler) -> PatchLoader:
@@ -116,6 +169,7 @@ class Job:
             workers=(4 if on_gpu else 1) if options.workers == "auto" else options.workers,
             prefetch=2 if options.prefetch == "auto" else options.prefetch,
             pin_memory=on_gpu if options.pin_memory == "auto" else options.pin_memory and on_gpu,
+            outcomes=self.target.outcomes if isinstance(self.target, OfOutcomes) else None,
         )
 
     def _make_source(self, stream: Stream) -> Source:
@@ -150,11 +204,16 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")
     num_val = len(recorded_cases(run.split, VAL))
     plan = make_plan(config, num_train=len(training), num_val=num_val, world_size=world.size, **describe_store(store))
-    task = build_task(config, store)
-    model = build_model(config.model, store.channels, task.out_channels, patch=plan.patch, seed=config.train.seed).to(
-        device
-    )
-    job = Job(run, config, world, device, training, store, task, plan, model)
+    target: OfVolumes | OfOutcomes
+    if config.predicts_outcomes:
+        target = OfOutcomes.open(run, config, store)
+        num_features = target.outcomes.features.shape[1]
+        build = partial(build_outcome_model, config.model, store.channels, num_features)
+    else:
+        target = OfVolumes(build_task(config, store))
+        build = partial(build_model, config.model, store.channels)
+    model = build(target.task.out_channels, patch=plan.patch, seed=config.train.seed)
+    job = Job(run, config, world, device, training, store, target, plan, model.to(device))
     job.compute.lay_out(model)
     return job
 

@@ -16,8 +16,10 @@ from voxscale.config.models import OwnOptions
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
 from voxscale.errors import NotFiniteError, StoppedEarly
-from voxscale.infer.evaluate import metric_value, summarise, write_cases
+from voxscale.infer.evaluate import write_cases
+from voxscale.models.transfer import freeze_encoder
 from voxscale.parallel import any_rank, barrier, distribute
+from voxscale.tasks.summary import metric_value
 from voxscale.train.console import Console
 from voxscale.train.events import Events
 from voxscale.train.job import Job
@@ -83,23 +85,26 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or raise StoppedEarly after saving."""
         plan, progress = self.job.plan, self.progress
-        self._stepper = Stepper(
-            self.job.task,
-            self.job.model,
-            distribute(
-                self.job.compute.trainable(self.job.model),
-                self.job.world,
-                self.job.device,
-                all_used=not isinstance(self.job.config.model, OwnOptions),
-            ),
-            self.job.world,
-            self.job.compute,
-            self._scaler,
-        )
+        self._frozen = self._is_frozen(progress.step + 1)
+        self._stepper = self._make_stepper()
         self._clock = time.monotonic()
         self._saved = self._clock
         with closing(self.job.make_loader(self._sampler)) as loader:
             self._train(loader.steps(progress.step + 1, plan.num_steps))
+
+    def _is_frozen(self, step: int) -> bool:
+        """Whether the encoder keeps its weights in a step."""
+        freeze = self.job.config.train.freeze
+        return freeze is not None and self.job.plan.epoch_of(step) <= freeze.encoder
+
+    def _make_stepper(self) -> Stepper:
+        """Gradients are shared of what trains: when the encoder begins to, it is wrapped anew."""
+        job = self.job
+        if job.config.train.freeze is not None:
+            freeze_encoder(job.model, self._frozen)
+        all_used = not isinstance(job.config.model, OwnOptions)
+        distributed = distribute(job.compute.trainable(job.model), job.world, job.device, all_used=all_used)
+        return Stepper(job.task, job.model, distributed, job.world, job.compute, self._scaler)
 
     def _train(self, batches: Iterator[list[Batch]]) -> None:
         plan, progress = self.job.plan, self.progress
@@ -120,7 +125,11 @@ class Loop:
         micro_batches = next(batches)
         waited = time.monotonic() - began
         step = self.progress.step + 1
-        if self.progress.steps_here == 0:
+        if self._frozen and not self._is_frozen(step):
+            self._frozen = False
+            self._stepper = self._make_stepper()
+            self._stepper.settle(micro_batches[0])
+        elif self.progress.steps_here == 0:
             self._stepper.settle(micro_batches[0])
         rate = learning_rate(self.job.config, step, self.job.plan.num_steps, self.job.plan.steps_per_epoch)
         set_learning_rate(self._optimizer, rate)
@@ -170,8 +179,7 @@ class Loop:
         if not cases:
             return False
         rows = self.job.evaluate(cases, stop=self.stop)
-        metrics = self.job.task.metrics(surfaces=False)
-        summary = summarise(rows, metrics)
+        summary = self.job.task.summarise(rows, full=False)
         name = self.job.config.validation.metric
         value = metric_value(summary, name)
         means = {metric: entry["mean"] for metric, entry in summary.items()}
@@ -181,12 +189,14 @@ class Loop:
             return False
         self.progress.best = {"step": self.progress.step, "metric": name, "value": value, "summary": summary}
         if self.job.world.is_main:
-            write_cases(self.job.run.cases, rows, metrics)
+            write_cases(self.job.run.cases, rows, self.job.task.columns(full=False))
         return True
 
     def _improves(self, value: float) -> bool:
         best = self.progress.best
-        return best is None or bool(value > best["value"])
+        if best is None:
+            return True
+        return bool(value < best["value"] if self.job.task.prefers_low(best["metric"]) else value > best["value"])
 
     def _save_is_due(self) -> bool:
         """Rank 0 decides and saves alone: every rank holds the same state."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from voxscale.config.load import read_config
 from voxscale.data.build import store_root
 from voxscale.errors import ConfigError, DataError
 from voxscale.infer.inputs import find_inputs
@@ -19,6 +20,7 @@ from voxscale.infer.predict import Outcome, Predictor, predict_cases
 from voxscale.parallel import World
 from voxscale.runs import RunFolder, runs_of
 from voxscale.train.job import choose_device
+from voxscale.train.outcome_prediction import Predicted, predict_table
 from voxscale.train.trained import Trained, load_ensemble
 
 
@@ -40,9 +42,18 @@ def predict_paths(
     choice: Choice,
     overwrite: bool = False,
     threads: int = 1,
-) -> Outcome:
+) -> Outcome | Predicted:
     """Predict what of `paths` is no run with what is one, into `out`. All is checked before the first image is read."""
     runs, files = part_paths(paths)
+    if any(read_config(run.config).predicts_outcomes for run in runs):
+        if len(files) > 1 or choice != Choice(checkpoint=choice.checkpoint):
+            raise ConfigError(
+                "predict: found what belongs to label maps, expected one table, as the run predicts outcomes",
+                fix="voxscale predict RUN TABLE.csv --out FILE.csv",
+            )
+        return predict_table(
+            runs, files[0], out, environ, checkpoint=choice.checkpoint, overwrite=overwrite, threads=threads
+        )
     torch.set_num_threads(threads)
     predictor, making = load_predictor(runs, choice, choose_device(World()))
     cases, findings = find_inputs(

@@ -84,7 +84,7 @@ def _changes(config: Config, device: torch.device) -> Iterator[Mapping[str, Any]
     train = config.train
     if train.precision == "auto" and (half := _half_precision(device)):
         yield {"precision": half}
-    if train.channels_last == "auto":
+    if train.channels_last == "auto" and not config.model.flat:
         yield {"channels_last": True}
     if train.compile == "auto" and config.can_compile:
         yield {"compile": True}
@@ -121,7 +121,7 @@ def _measure(way: Compute, task: Task, model: torch.nn.Module, batch: Batch, *, 
     times: list[float] = []
     while len(times) <= steps:
         began = time.perf_counter()
-        rows = task.loss_rows(way.run(trained, batch.image), batch.label)
+        rows = task.loss_rows(way.run(trained, *batch.inputs), batch.target)
         rows.sum().backward()  # type: ignore[no-untyped-call]
         if way.device.type == "cuda":
             torch.cuda.synchronize(way.device)

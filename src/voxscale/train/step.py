@@ -85,8 +85,8 @@ class Stepper:
 
     def _rows(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         torch.manual_seed(batch.seed)  # dropout is drawn per micro-batch, the same after a restart
-        output = self.compute.run(model, batch.image)
-        return self.task.loss_rows(output, batch.label)[: batch.num_real]
+        output = self.compute.run(model, *batch.inputs)
+        return self.task.loss_rows(output, batch.target)[: batch.num_real]
 
     def _loss_and_gradient(self, rows: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss over all ranks' rows, and its gradient for this rank's rows.

@@ -43,7 +43,11 @@ class Trained:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        return {name: value for name, value in plain(self.config.data).items() if name in _PREPROCESSING}
+        return preprocessing_of(self.config)
+
+
+def preprocessing_of(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in plain(config.data).items() if name in _PREPROCESSING}
 
 
 def load_ensemble(
@@ -80,6 +84,23 @@ def load_ensemble(
 
 
 def _load(run: RunFolder, checkpoint: str, device: torch.device, overlap: float | None, mirror: bool | None) -> Trained:
+    config, plan, folder = find_trained(run, checkpoint)
+    task = Segmentation.build(config, plan)
+    model = build_model(config.model, plan.channels, task.out_channels, patch=plan.patch, seed=config.train.seed)
+    compute, weights_sha256 = take_weights(folder, model, run, config, device)
+    validation = config.validation
+    windows = Windows(
+        validation.window or plan.patch,
+        validation.overlap if overlap is None else overlap,
+        validation.weights,
+        validation.mirror if mirror is None else mirror,
+    )
+    member = Member(partial(compute.run, model), windows)
+    return Trained(run, config, task, plan.channels, member, folder.name, weights_sha256)
+
+
+def find_trained(run: RunFolder, checkpoint: str) -> tuple[Config, Plan, Path]:
+    """(Config, plan, folder of the checkpoint) of a run. Raises ConfigError where one is not as the run left it."""
     config = read_config(run.config)
     folder = run.checkpoints / checkpoint
     if not folder.exists():
@@ -92,22 +113,20 @@ def _load(run: RunFolder, checkpoint: str, device: torch.device, overlap: float 
     plan = Plan.read(run.plan)  # it tells the data's channels and labels: neither data nor store need be there
     if plan.config_sha256 != identity(config):
         raise ConfigError(f"{run.config}: changed since the run was made", fix="undo the change")
-    task = Segmentation.build(config, plan)
-    model = build_model(config.model, plan.channels, task.out_channels, patch=plan.patch, seed=config.train.seed)
+    return config, plan, folder
+
+
+def take_weights(
+    folder: Path, model: torch.nn.Module, run: RunFolder, config: Config, device: torch.device
+) -> tuple[Compute, str]:
+    """Bring a checkpoint's weights into the model, on its device and for evaluation; returns how to run it, and the
+    digest of the weights."""
     loaded = _fitting_checkpoint(folder, model, run)
     model.load_state_dict(loaded.model)
     model.to(device).eval()
-    validation = config.validation
-    windows = Windows(
-        validation.window or plan.patch,
-        validation.overlap if overlap is None else overlap,
-        validation.weights,
-        validation.mirror if mirror is None else mirror,
-    )
     compute = Compute.of(config.train, device)
     compute.lay_out(model)
-    member = Member(partial(compute.run, model), windows)
-    return Trained(run, config, task, plan.channels, member, folder.name, digest_of(loaded.model))
+    return compute, digest_of(loaded.model)
 
 
 def _fitting_checkpoint(folder: Path, model: torch.nn.Module, run: RunFolder) -> Checkpoint:

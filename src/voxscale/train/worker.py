@@ -14,13 +14,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from voxscale.checkpoint import digest_of, load_last, point_best
 from voxscale.data.cases import TEST, VAL
 from voxscale.errors import StoppedEarly
 from voxscale.files import remove, write_json
-from voxscale.infer.evaluate import summarise, write_cases
+from voxscale.infer.evaluate import write_cases
 from voxscale.parallel import World, barrier, joined, leave
 from voxscale.runs import RunFolder
 from voxscale.train.console import open_console
@@ -30,6 +31,7 @@ from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
 from voxscale.train.probe import settle
 from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
+from voxscale.train.start import start_from
 from voxscale.train.stop import StopRequest
 
 
@@ -57,6 +59,10 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
             if chosen:
                 console.line(chosen)
             loop = Loop(job, stop, events, console)
+            if checkpoint is None and job.config.train.init_from is not None:
+                transfer = start_from(Path(job.config.train.init_from), job.model)
+                console.line(f"from {job.config.train.init_from}: {transfer.as_text()}")
+                events.write("transfer", **loop.place, **transfer.as_json())
             if checkpoint is not None:
                 loop.restore(checkpoint)
                 if world.is_main and loop.progress.best is not None:
@@ -146,7 +152,7 @@ def _write_metrics(loop: Loop, state: str) -> None:
 
 
 def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
-    """Measure the best model on the validation and test cases, surfaces too; a summary for each split that has any."""
+    """Measure the best model in full on the validation and test cases; a summary for each split that has any."""
     job = loop.job
     cases = {split: found for split in (VAL, TEST) if (found := job.cases_of(split))}
     if not cases:
@@ -155,13 +161,16 @@ def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
     last = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     loop.take_best()
     try:
-        rows = job.evaluate([case for found in cases.values() for case in found], surfaces=True, stop=loop.stop)
+        learnt = job.learn(loop.stop)
+        rows = job.evaluate([case for found in cases.values() for case in found], full=True, stop=loop.stop)
     finally:
         job.model.load_state_dict(last)
-    metrics = job.task.metrics(surfaces=True)
     if job.world.is_main:
-        write_cases(job.run.cases, rows, metrics)
-    return {split: summarise([row for row in rows if row["split"] == split], metrics) for split in cases}
+        write_cases(job.run.cases, rows, job.task.columns(full=True))
+        if learnt:
+            write_json(job.run.learnt, learnt)
+    of_split = {split: [row for row in rows if row["split"] == split] for split in cases}
+    return {split: job.task.summarise(found, full=True) for split, found in of_split.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

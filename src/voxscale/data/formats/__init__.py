@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from voxscale.config.schema import Columns, Data
+from voxscale.config.data import Columns, Data
 from voxscale.data.archive import extract_archive, is_archive
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding, refuse_errors
-from voxscale.data.formats import decathlon, monai_list, nnunet, pairs, table, tfrecord
+from voxscale.data.formats import cifar10, class_folders, decathlon, monai_list, nnunet, pairs, table, tfrecord
 from voxscale.data.formats.dataset_json import dataset_folders, read_object
 from voxscale.data.formats.sources import error, is_hidden, relative, shown
 from voxscale.errors import ConfigError, DataError
@@ -28,9 +28,11 @@ FORMATS: dict[str, ModuleType] = {
     "decathlon": decathlon,
     "nnunet": nnunet,
     "tfrecord": tfrecord,
+    "cifar10": cifar10,
     "list": monai_list,
     "table": table,
     "pairs": pairs,
+    "classes": class_folders,
 }
 
 
@@ -189,6 +191,6 @@ def _unknown_layout(source: Path) -> DataError:
 
 def _expected() -> str:
     return (
-        "a Decathlon task (also as .tar), nnU-Net data, a MONAI list, a CSV or TSV table, TFRecord shards, or pairs "
-        "like img3.nii.gz + seg3.nii.gz; docs/formats.md shows each"
+        "a Decathlon task (also as .tar), nnU-Net data, a MONAI list, a CSV or TSV table, TFRecord shards, CIFAR-10 in "
+        "binary form, pairs like img3.nii.gz + seg3.nii.gz, or a folder per class; docs/formats.md shows each"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.formats.dataset_json import (
     dataset_folders,

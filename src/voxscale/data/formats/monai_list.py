@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.findings import Finding
 from voxscale.data.formats.dataset_json import (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding
 from voxscale.data.formats.dataset_json import (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from voxscale.config.schema import Data, Pattern
+from voxscale.config.data import Data, Pattern
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import absent_files, error, is_file, is_hidden, relative, shown, stem, volumes

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from voxscale.config.schema import Columns, Data
+from voxscale.config.data import Columns, Data
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import VOLUME_ENDINGS, distinct_names, error, is_file, shown, what_is_at
@@ -86,6 +86,7 @@ def read_manifest(source: Path, data: Data) -> Manifest:
             label=source.parent / row[roles.label].strip() if roles.label else None,
             patient=row[roles.patient].strip() if roles.patient else case,
             row=row,
+            where=_at(source, number),
         )
     channels = roles.images if len(roles.images) > 1 else ()
     return Manifest(list(cases.values()), channels=channels, findings=tuple(findings))

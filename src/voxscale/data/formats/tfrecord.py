@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from voxscale.config.schema import Data
+from voxscale.config.data import Data
 from voxscale.data.cases import TEST, TRAIN, VAL, Case, Manifest
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import error, is_hidden, warning, what_is_at

@@ -11,7 +11,7 @@ import numpy as np
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Synthetic
+from voxscale.config.data import Synthetic
 from voxscale.data.synthetic.abdomen import ORGANS, make_abdomen
 from voxscale.data.synthetic.shapes import save_nifti
 from voxscale.files import write_json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from voxscale.config.schema import Synthetic
+from voxscale.config.data import Synthetic
 from voxscale.data.synthetic.brain import CHANNELS, make_brain
 from voxscale.data.synthetic.shapes import save_nifti
 from voxscale.files import write_json

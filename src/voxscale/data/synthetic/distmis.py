@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Synthetic
+from voxscale.config.data import Synthetic
 from voxscale.data.synthetic.brain import make_brain
 from voxscale.data.synthetic.records import write_records
 

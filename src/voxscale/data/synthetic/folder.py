@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from voxscale.config.data import Synthetic
 from voxscale.config.load import plain
-from voxscale.config.schema import Synthetic
 from voxscale.data.synthetic.btcv import list_btcv
+from voxscale.data.synthetic.cohort import list_cohort
 from voxscale.data.synthetic.decathlon import list_brats
 from voxscale.data.synthetic.distmis import list_distmis
 from voxscale.data.synthetic.pairs import list_pairs
@@ -23,6 +24,7 @@ LIKE: dict[str, Callable[[Path, Synthetic], Files]] = {
     "brats": list_brats,
     "btcv": list_btcv,
     "distmis": list_distmis,
+    "mace": list_cohort,
 }
 
 _RECORD = "synthetic.json"

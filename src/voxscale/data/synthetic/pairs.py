@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from voxscale.config.schema import Synthetic
+from voxscale.config.data import Synthetic
 from voxscale.data.synthetic.shapes import Size, make_grid, make_rod, save_nifti, smooth_field, squared_distance
 
 _CONTRAST, _BACKGROUND, _NOISE = 1.0, 1.5, 0.2

@@ -1,0 +1,115 @@
+"""Which columns of a table hold outcomes and features: as the config names them, else by their usual names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from voxscale.config.data import Columns
+from voxscale.config.schema import Config
+from voxscale.data.cases import Case
+from voxscale.data.formats.sources import shown
+from voxscale.errors import DataError
+
+# Of several that a table has, the first counts.
+TIMES = (
+    *("time", "timedays", "timetoevent", "survivaltime", "survivaldays", "followuptime", "followupdays", "followup"),
+    *("duration", "ostime", "osdays", "pfstime", "overallsurvival", "days"),
+)
+EVENTS = ("event", "events", "eventobserved", "status", "vitalstatus", "mace", "dead", "death", "died", "osevent")
+CLASSES = ("class", "classes", "diagnosis", "category", "grade", "label", "target")
+
+
+@dataclass(frozen=True)
+class OutcomeColumns:
+    """The columns that a task needs of a table; empty where it does not."""
+
+    task: str
+    time: str = ""
+    event: str = ""
+    targets: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """What the numbers to predict are called, one for each."""
+        return ("time", "event") if self.task == "survival" else (*self.targets, *self.classes)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.target_names)
+
+
+def find_outcome_columns(config: Config, cases: Sequence[Case]) -> OutcomeColumns:
+    """The columns for a config's task. Raises one DataError with all that are missing, the nearest names offered."""
+    header = list(cases[0].row) if cases else []
+    given = config.data.columns
+    found, problems = outcome_columns(config.task, given, header)
+    if problems:
+        raise DataError.from_findings(
+            [f"{config.data.source}: {problem}" for problem in problems],
+            fix=f"the columns are {', '.join(map(shown, header[:40])) or 'none: the data is no table'}",
+        )
+    return found
+
+
+def outcome_columns(task: str, given: Columns, header: Sequence[str]) -> tuple[OutcomeColumns, list[str]]:
+    """(Columns, what is wrong with them)."""
+    problems: list[str] = []
+
+    def one(role: str, usual: Sequence[str]) -> str:
+        named: str | None = getattr(given, role)
+        if named is not None:
+            problems.extend(_missing(role, [named], header))
+            return named
+        known = known_column(header, usual)
+        if known is None:
+            problems.append(f"data.columns.{role}: found no column of that kind, expected e.g. {usual[0]}")
+        return known or ""
+
+    features = tuple(given.features or ())
+    problems += _missing("features", features, header)
+    if task == "survival":
+        columns = OutcomeColumns(task, time=one("time", TIMES), event=one("event", EVENTS), features=features)
+    elif task == "regression":
+        columns = OutcomeColumns(task, targets=given.targets or (), features=features)
+        problems += _missing("targets", columns.targets, header)
+        if not columns.targets:
+            problems.append("data.columns.targets: found none, expected the columns to predict")
+    elif isinstance(given.classes, tuple):
+        columns = OutcomeColumns(task, classes=given.classes, features=features)
+        problems += _missing("classes", columns.classes, header)
+    else:
+        columns = OutcomeColumns(task, classes=(one("classes", CLASSES),), features=features)
+    taken = [columns.time, columns.event, *columns.targets, *columns.classes]
+    problems += [
+        f"data.columns.features: {shown(name)} is what is to be predicted" for name in features if name in taken
+    ]
+    return columns, problems
+
+
+def known_column(header: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The column with the first of the usual names, however it is spelt."""
+    by_word = {word_of(column): column for column in reversed(header)}
+    return next((by_word[word] for word in usual if word in by_word), None)
+
+
+def word_of(column: str) -> str:
+    return re.sub(r"[\W_]+", "", column).casefold()
+
+
+def _missing(role: str, columns: Sequence[str], header: Collection[str]) -> list[str]:
+    return [
+        f"data.columns.{role}: found no column {shown(column)}{_nearest(column, header)}"
+        for column in columns
+        if column not in header
+    ]
+
+
+def _nearest(column: str, header: Collection[str]) -> str:
+    by_lower = {name.casefold(): name for name in header}
+    close = difflib.get_close_matches(column.casefold(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

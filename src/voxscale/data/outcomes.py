@@ -1,0 +1,368 @@
+"""What a table says of cases beside their images, as numbers: outcomes to predict, and features that help.
+
+Categories, means and scales come from the training cases alone and are kept with the run:
+
+    RUN/outcomes.csv     case, split, then a column for each target (`target:time`) and feature (`feature:sex=F`)
+    RUN/encoding.json    how cells became numbers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from voxscale.config.schema import Config
+from voxscale.data.cases import TRAIN, Case
+from voxscale.data.findings import Finding, refuse_errors
+from voxscale.data.formats.sources import error, shown
+from voxscale.data.outcome_columns import OutcomeColumns, find_outcome_columns
+from voxscale.errors import DataError
+from voxscale.files import read_json, read_rows, write_csv, write_json
+
+SCHEMA_VERSION = 1
+_MOST_CATEGORIES = 64
+_EVENTS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
+_FILL = "correct that cell, or take the row out"
+_RESTORE = "restore it, or start anew with --fresh"
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers, brought to mean 0 and deviation 1 over the training cases."""
+
+    column: str
+    mean: float
+    scale: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def expected(self) -> str:
+        return "a finite number"
+
+    def encode(self, cell: str) -> tuple[float, ...]:
+        """Raises ValueError for a cell that is no finite number."""
+        return ((finite(cell) - self.mean) / self.scale,)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of words: a number for each that a training case has, 1 where the case has it."""
+
+    column: str
+    categories: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{self.column}={category}" for category in self.categories)
+
+    @property
+    def expected(self) -> str:
+        return f"one that a training case has: {', '.join(map(shown, self.categories[:10]))}"
+
+    def encode(self, cell: str) -> tuple[float, ...]:
+        """Raises ValueError for a word that no training case has."""
+        self.categories.index(cell)
+        return tuple(float(category == cell) for category in self.categories)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the cells of a table become numbers. `classes` are those of a classification, in the order of outputs."""
+
+    columns: OutcomeColumns
+    features: tuple[Numeric | Categorical, ...] = ()
+    classes: tuple[str, ...] = ()
+    targets: tuple[Numeric, ...] = ()  # of a regression: their scale in training
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return tuple(name for feature in self.features for name in feature.names)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA_VERSION,
+            "columns": asdict(self.columns),
+            "features": [asdict(feature) for feature in self.features],
+            "classes": self.classes,
+            "targets": [asdict(target) for target in self.targets],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Encoding:
+        columns = {name: _tupled(value) for name, value in content["columns"].items()}
+        return cls(
+            columns=OutcomeColumns(**columns),
+            features=tuple(
+                Categorical(each["column"], tuple(each["categories"])) if "categories" in each else Numeric(**each)
+                for each in content["features"]
+            ),
+            classes=tuple(content["classes"]),
+            targets=tuple(Numeric(**each) for each in content["targets"]),
+        )
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Targets (n, k) and features (n, f) of cases in the order of their ids, which is that of the store's rows."""
+
+    encoding: Encoding
+    cases: tuple[str, ...]
+    splits: tuple[str, ...]
+    targets: NDArray[np.float64]
+    features: NDArray[np.float32]
+
+    def of(self, split: str) -> NDArray[np.float64]:
+        """The targets of the cases of a split."""
+        return self.targets[np.array([each == split for each in self.splits], np.bool_)]
+
+    def strata_of(self, rows: NDArray[np.int32]) -> tuple[int, ...]:
+        """What every batch that is balanced should have its share of, as a number for each case: event or class."""
+        values = self.targets[rows, 1:] if self.encoding.columns.task == "survival" else self.targets[rows]
+        return tuple(np.unique(values, axis=0, return_inverse=True)[1].ravel().tolist())
+
+
+def make_outcomes(config: Config, cases: Sequence[Case]) -> Outcomes:
+    """The outcomes of cases that have been split. Raises one DataError with every finding."""
+    outcomes, findings = examine_outcomes(config, cases)
+    refuse_errors(findings)
+    return outcomes
+
+
+def examine_outcomes(config: Config, cases: Sequence[Case]) -> tuple[Outcomes, list[Finding]]:
+    """(Outcomes of cases that have been split, what is wrong with cells). Raises DataError for missing columns."""
+    encoding, faults = _fit(find_outcome_columns(config, cases), cases)
+    outcomes, more = encode(encoding, cases)
+    return outcomes, [*check_targets(encoding, cases), *more, *faults]
+
+
+def target_strata(config: Config, cases: Sequence[Case]) -> dict[str, str]:
+    """What the parts of a split should have their share of: events or classes; nothing where cells are at fault."""
+    columns = find_outcome_columns(config, cases)
+    if columns.task == "regression":
+        return {}
+    names = (columns.event,) if columns.task == "survival" else columns.classes
+    return {case.id: " ".join(case.row.get(name, "").strip() for name in names) for case in cases}
+
+
+def encode(encoding: Encoding, cases: Sequence[Case], *, targets: bool = True) -> tuple[Outcomes, list[Finding]]:
+    """Cells as numbers; zeros, and a finding, where one cannot be. Without `targets` only features are looked at."""
+    ordered = sorted(cases, key=lambda case: case.id)
+    findings: list[Finding] = []
+    features = np.zeros((len(ordered), len(encoding.feature_names)), np.float32)
+    values = np.zeros((len(ordered), encoding.columns.num_targets), np.float64)
+    for number, case in enumerate(ordered):
+        row: list[float] = []
+        for feature in encoding.features:
+            cell = case.row.get(feature.column, "").strip()
+            try:
+                row += feature.encode(cell)
+            except ValueError:
+                row += [0.0] * len(feature.names)
+                unseen = isinstance(feature, Categorical) and bool(cell)
+                code = "unseen-category" if unseen else "bad-feature"
+                fix = f"{_FILL}, or leave the column out of data.columns.features"
+                found = f"{shown(cell) if cell else 'an empty cell'} in {shown(feature.column)}"
+                findings.append(error(code, found, feature.expected, fix, case=case.id, file=case.where))
+        features[number] = row
+        if targets:
+            values[number] = _targets_of(encoding, case, findings)
+    splits = tuple(case.split for case in ordered)
+    return Outcomes(encoding, tuple(case.id for case in ordered), splits, values, features), findings
+
+
+def _targets_of(encoding: Encoding, case: Case, findings: list[Finding]) -> list[float]:
+    """Zeros for cells that `check_targets` names."""
+    columns = encoding.columns
+    if columns.task == "classification" and len(columns.classes) == 1:
+        name = case.row.get(columns.classes[0], "").strip()
+        if name in encoding.classes:
+            return [float(encoding.classes.index(name))]
+        if name:
+            expected = f"a class that a training case has: {', '.join(map(shown, encoding.classes[:10]))}"
+            found = f"class {shown(name)}"
+            findings.append(error("unseen-class", found, expected, _FILL, case=case.id, file=case.where))
+        return [0.0]
+    return [_number_or_zero(parse, case.row.get(column, "")) for column, parse, _ in _targets(columns)]
+
+
+def _number_or_zero(parse: Callable[[str], float], cell: str) -> float:
+    try:
+        return parse(cell.strip())
+    except ValueError:
+        return 0.0
+
+
+def _targets(columns: OutcomeColumns) -> Iterator[tuple[str, Callable[[str], float], str]]:
+    """Columns that hold numbers to predict, each with how its cells are read and what is expected of them."""
+    if columns.task == "survival":
+        yield columns.time, _not_negative, "a time of 0 or more"
+        yield columns.event, _zero_or_one, "0 (censored) or 1 (event)"
+    for column in columns.targets:
+        yield column, finite, "a finite number"
+    if len(columns.classes) > 1:
+        for column in columns.classes:
+            yield column, _zero_or_one, "0 or 1"
+
+
+def check_targets(encoding: Encoding, cases: Iterable[Case]) -> Iterator[Finding]:
+    """Cells that hold no outcome of the kind that the task predicts."""
+    columns = encoding.columns
+    for case in cases:
+        for column, parse, expected in _targets(columns):
+            cell = case.row.get(column, "").strip()
+            try:
+                parse(cell)
+            except ValueError:
+                code = {"survival": "bad-outcome", "regression": "bad-target"}.get(columns.task, "bad-class")
+                found = f"{shown(cell) if cell else 'an empty cell'} in {shown(column)}"
+                yield error(code, found, expected, _FILL, case=case.id, file=case.where)
+        if len(columns.classes) == 1 and not case.row.get(columns.classes[0], "").strip():
+            found = f"an empty cell in {shown(columns.classes[0])}"
+            yield error("bad-class", found, "a class", _FILL, case=case.id, file=case.where)
+
+
+def _fit(columns: OutcomeColumns, cases: Sequence[Case]) -> tuple[Encoding, list[Finding]]:
+    """Learn the encoding from the training cases; cells that cannot be read are left out, for `encode` to name."""
+    training = [case for case in cases if case.split == TRAIN]
+    findings: list[Finding] = []
+    features = [_fit_feature(column, training, findings) for column in columns.features]
+    encoding = Encoding(
+        columns=columns,
+        features=tuple(features),
+        classes=_fit_classes(columns, training),
+        targets=tuple(_fit_numbers(column, training) for column in columns.targets),
+    )
+    if columns.task == "survival" and not any(_cell(case, columns.event) in ("1", "1.0", "true") for case in training):
+        found = f"no event in {len(training)} training cases"
+        findings.append(error("no-event", found, "at least one", "add cases with an event, or split otherwise"))
+    if "mean" in (*encoding.classes, *columns.targets):
+        findings.append(error("reserved-name", "a class or target 'mean'", "another name: it is the average", _FILL))
+    if columns.task == "classification" and len(columns.classes) == 1 and len(encoding.classes) < 2:
+        found = f"{len(encoding.classes)} class in {len(training)} training cases"
+        findings.append(error("one-class", found, "two or more", "add cases of another class, or split otherwise"))
+    return encoding, findings
+
+
+def _fit_classes(columns: OutcomeColumns, training: Sequence[Case]) -> tuple[str, ...]:
+    if len(columns.classes) != 1:
+        return columns.classes
+    names = {case.row.get(columns.classes[0], "").strip() for case in training} - {""}
+    return tuple(sorted(names, key=_in_number_order))
+
+
+def _fit_feature(column: str, training: Sequence[Case], findings: list[Finding]) -> Numeric | Categorical:
+    """Numbers where most cells are, else categories."""
+    cells = [cell for case in training if (cell := case.row.get(column, "").strip())]
+    if sum(map(_is_number, cells)) * 2 > len(cells):
+        return _fit_numbers(column, training)
+    categories = tuple(sorted(set(cells), key=_in_number_order))
+    if len(categories) > _MOST_CATEGORIES:
+        found = f"{len(categories)} different words in feature {shown(column)}"
+        fix = "leave it out of data.columns.features; it may be a name or a date"
+        findings.append(error("many-categories", found, f"at most {_MOST_CATEGORIES}", fix))
+        categories = categories[:1]
+    return Categorical(column, categories)
+
+
+def _fit_numbers(column: str, training: Sequence[Case]) -> Numeric:
+    """A column without any spread is scaled by 1: it says nothing, and harms nothing."""
+    cells = [case.row.get(column, "").strip() for case in training]
+    values = np.array([float(cell) for cell in cells if _is_number(cell) and math.isfinite(float(cell))])
+    if not len(values):
+        return Numeric(column, 0.0, 1.0)
+    return Numeric(column, float(values.mean()), float(values.std()) or 1.0)
+
+
+def _cell(case: Case, column: str) -> str:
+    return case.row.get(column, "").strip().casefold()
+
+
+def _in_number_order(name: str) -> tuple[float, str]:
+    """Grades 2 and 10 in the order of numbers."""
+    return (float(name) if _is_number(name) and not math.isnan(float(name)) else math.inf, name)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def finite(cell: str) -> float:
+    value = float(cell)
+    if not math.isfinite(value):
+        raise ValueError(cell)
+    return value
+
+
+def _not_negative(cell: str) -> float:
+    value = finite(cell)
+    if value < 0:
+        raise ValueError(cell)
+    return value
+
+
+def _zero_or_one(cell: str) -> float:
+    try:
+        return _EVENTS[cell.casefold()]
+    except KeyError:
+        raise ValueError(cell) from None
+
+
+def write_outcomes(table: Path, encoding: Path, outcomes: Outcomes) -> None:
+    """Numbers are written so that they are read as the very same."""
+    header = _header(outcomes.encoding)
+    numbers = zip(outcomes.targets.tolist(), outcomes.features.tolist(), strict=True)
+    rows = zip(outcomes.cases, outcomes.splits, numbers, strict=True)
+    write_csv(
+        table,
+        header,
+        (dict(zip(header, (case, split, *row, *more), strict=True)) for case, split, (row, more) in rows),
+    )
+    write_json(encoding, outcomes.encoding.as_json())
+
+
+def _header(encoding: Encoding) -> tuple[str, ...]:
+    targets = (f"target:{name}" for name in encoding.columns.target_names)
+    return ("case", "split", *targets, *(f"feature:{name}" for name in encoding.feature_names))
+
+
+def read_encoding(path: Path) -> Encoding:
+    try:
+        content = read_json(path)
+        if content["schema"] != SCHEMA_VERSION:
+            raise DataError(f"{path}: schema {content['schema']}, expected {SCHEMA_VERSION}", fix=_RESTORE)
+        return Encoding.from_json(content)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"{path}: missing or damaged", fix=_RESTORE) from problem
+
+
+def read_outcomes(table: Path, encoding: Path) -> Outcomes:
+    held = read_encoding(encoding)
+    first = 2 + held.columns.num_targets  # column of features
+    try:
+        rows = list(read_rows(table, _header(held)))
+        return Outcomes(
+            held,
+            tuple(row[0] for row in rows),
+            tuple(row[1] for row in rows),
+            np.array([row[2:first] for row in rows], np.float64).reshape(len(rows), -1),
+            np.array([row[first:] for row in rows], np.float64).reshape(len(rows), -1).astype(np.float32),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"{table}: missing or damaged", fix=_RESTORE) from problem
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

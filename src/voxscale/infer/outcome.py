@@ -1,0 +1,54 @@
+"""Outcomes predicted for whole volumes, by one network or by several whose predictions are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from voxscale.data.geometry import Shape
+from voxscale.tasks import OutcomeTask
+from voxscale.tasks.summary import Row
+
+Network = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class OutcomeMember:
+    """A network in evaluation mode, how much of a volume it sees, and the task that knows what its output means."""
+
+    network: Network
+    task: OutcomeTask
+    size: Shape
+    device: torch.device
+
+    @torch.no_grad()
+    def predict(self, image_cxyz: NDArray[Any], features: NDArray[np.float32]) -> Row:
+        """What is predicted for a case. It is always by itself, so that nothing depends on the others of a batch."""
+        image = centred(torch.from_numpy(image_cxyz), self.size).to(self.device)
+        output = self.network(image[None], torch.from_numpy(features).to(self.device)[None])
+        return self.task.predict(output[0].double().cpu().numpy())
+
+
+def predict_together(
+    members: Sequence[OutcomeMember], image_cxyz: NDArray[Any], features: Sequence[NDArray[np.float32]]
+) -> Row:
+    """The mean of what the members predict; each takes features as it was trained to."""
+    rows = [member.predict(image_cxyz, own) for member, own in zip(members, features, strict=True)]
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+
+def centred(image_cxyz: torch.Tensor, size: Shape) -> torch.Tensor:
+    """The middle of a volume as float32, with zeros around it where it is smaller: what training sees of it."""
+    out = torch.zeros((len(image_cxyz), *size))
+    target, source = [slice(None)], [slice(None)]
+    for whole, wanted in zip(image_cxyz.shape[1:], size, strict=True):
+        first = (whole - wanted) // 2 if whole >= wanted else -((wanted - whole) // 2)
+        target.append(slice(max(0, -first), max(0, -first) + min(whole, wanted)))
+        source.append(slice(max(0, first), max(0, first) + min(whole, wanted)))
+    out[tuple(target)] = image_cxyz[tuple(source)].float()
+    return out

@@ -1,0 +1,92 @@
+"""Regression: numbers of a table's columns, trained in deviations from their mean, measured in their own units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from voxscale.config.losses import HuberOptions
+from voxscale.config.schema import Config
+from voxscale.data.outcomes import Numeric, Outcomes
+from voxscale.tasks.choosing import refuse_metric
+from voxscale.tasks.resampling import summarise_scores
+from voxscale.tasks.scores import score_numbers
+from voxscale.tasks.summary import Row, Summary
+
+Array = NDArray[np.float64]
+
+
+class Regression:
+    """`targets` are the columns to predict, with the scale that they have in training; `delta` is Huber's, if any."""
+
+    couples_samples = False
+    learns_from = False
+
+    def __init__(self, targets: Sequence[Numeric], *, delta: float | None = None) -> None:
+        self.names = tuple(target.column for target in targets)
+        self.out_channels = len(self.names)
+        self._mean = np.array([target.mean for target in targets])
+        self._scale = np.array([target.scale for target in targets])
+        self._delta = delta
+
+    @classmethod
+    def build(cls, config: Config, outcomes: Outcomes) -> Regression:
+        delta = config.loss.delta if isinstance(config.loss, HuberOptions) else None
+        task = cls(outcomes.encoding.targets, delta=delta)
+        refuse_metric(task, config.validation.metric)
+        return task
+
+    def loss_rows(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mean, scale = (torch.from_numpy(each).to(output.device) for each in (self._mean, self._scale))
+        scaled = ((target.double() - mean) / scale).float()
+        if self._delta is None:
+            return (output.float() - scaled) ** 2
+        return torch.nn.functional.huber_loss(output.float(), scaled, reduction="none", delta=self._delta)
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.mean()
+
+    def columns(self, *, full: bool) -> tuple[str, ...]:
+        return tuple(f"{kind}/{name}" for name in self.names for kind in ("target", "predicted"))
+
+    def metrics(self, *, full: bool) -> tuple[str, ...]:
+        averaged = [f"{metric}/{name}" for metric in ("r2", "pearson", "spearman") for name in (*self.names, "mean")]
+        return (*averaged, *(f"{metric}/{name}" for metric in ("mae", "rmse") for name in self.names))
+
+    def prefers_low(self, metric: str) -> bool:
+        return metric.startswith(("mae", "rmse"))
+
+    def predict(self, output: Array) -> Row:
+        values = output * self._scale + self._mean
+        return {f"predicted/{name}": float(value) for name, value in zip(self.names, values, strict=True)}
+
+    def shown(self, row: Row) -> Row:
+        return {name.removeprefix("predicted/"): value for name, value in row.items()}
+
+    def known(self, target: Array) -> Row:
+        return {f"target/{name}": float(value) for name, value in zip(self.names, target, strict=True)}
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        return
+
+    def learnt(self) -> dict[str, Any]:
+        return {}
+
+    def relearn(self, content: dict[str, Any]) -> None:
+        return
+
+    def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
+        if not rows:
+            return {}
+        truth, predicted = (
+            np.array([[row[f"{kind}/{name}"] for name in self.names] for row in rows])
+            for kind in ("target", "predicted")
+        )
+        return summarise_scores(
+            partial(score_numbers, truth, predicted, self.names), len(rows), self.metrics(full=full)
+        )

@@ -1,0 +1,154 @@
+"""Survival: a risk for each case, trained by Cox's partial likelihood, measured over the whole cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from voxscale.config.horizons import TimeUnit, span_in
+from voxscale.config.losses import CoxOptions
+from voxscale.config.schema import Config
+from voxscale.data.cases import TRAIN
+from voxscale.data.outcomes import Outcomes
+from voxscale.errors import ConfigError
+from voxscale.tasks.brier import brier_metric, integrated_brier_metric, integration_times
+from voxscale.tasks.calibration import calibration_metric
+from voxscale.tasks.choosing import metric_problems
+from voxscale.tasks.concordance import auc_metric, harrell_metric, uno_metric
+from voxscale.tasks.cox import Ties, cox_loss
+from voxscale.tasks.hazard import BaselineHazard, CensoringCurve
+from voxscale.tasks.resampling import Metric, bootstrap
+from voxscale.tasks.summary import Row, Summary
+
+Array = NDArray[np.float64]
+_FOLLOWED = 0.95
+
+
+class Survival:
+    """`training` are (time, event) of the training cases: how they were followed weighs what others show.
+
+    `horizons` maps names such as 1y to times in the table's unit.
+    """
+
+    out_channels = 1
+    couples_samples = True
+    learns_from = True
+
+    def __init__(self, training: Array, horizons: Mapping[str, float], *, ties: Ties = "efron") -> None:
+        self.horizons = dict(horizons)
+        self._ties = ties
+        self._censoring = CensoringCurve.fit(training[:, 0], training[:, 1])
+        self._baseline: BaselineHazard | None = None
+        # Later events would weigh too much: hardly anyone is followed that long.
+        self._tau = max(self.horizons.values(), default=float(np.quantile(training[:, 0], _FOLLOWED)))
+
+    @classmethod
+    def build(cls, config: Config, outcomes: Outcomes) -> Survival:
+        training = outcomes.of(TRAIN)
+        unit = config.data.time_unit
+        horizons = {name: span_in(name, unit) for name in config.validation.horizons or ()}
+        ties = config.loss.ties if isinstance(config.loss, CoxOptions) else "efron"
+        task = cls(training, horizons, ties=ties)
+        problems = [*_horizon_problems(horizons, training, unit), *metric_problems(task, config.validation.metric)]
+        if problems:
+            fixes = dict.fromkeys(fix for _, fix in problems)
+            raise ConfigError.from_findings([problem for problem, _ in problems], fix="; ".join(fixes))
+        return task
+
+    def loss_rows(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.cat([output.double(), target.double()], dim=1)
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        return cox_loss(rows[:, 0], rows[:, 1], rows[:, 2], ties=self._ties)
+
+    def columns(self, *, full: bool) -> tuple[str, ...]:
+        return ("time", "event", "risk", *(self._survivals if full else ()))
+
+    def metrics(self, *, full: bool) -> tuple[str, ...]:
+        ranked = ("cindex/harrell", "cindex/uno", *(f"auc/{name}" for name in self.horizons))
+        if not full:
+            return ranked
+        at = [f"{metric}/{name}" for metric in ("brier", "calibration") for name in self.horizons]
+        return (*ranked, *at, "brier/integrated")
+
+    def prefers_low(self, metric: str) -> bool:
+        return metric.startswith(("brier", "calibration"))
+
+    def predict(self, output: Array) -> Row:
+        risk = float(output[0])
+        if self._baseline is None:
+            return {"risk": risk}
+        survival = self._baseline.survival(list(self.horizons.values()), [risk])[0].tolist()
+        return {"risk": risk, **dict(zip(self._survivals, survival, strict=True))}
+
+    def shown(self, row: Row) -> Row:
+        return row
+
+    def known(self, target: Array) -> Row:
+        return {"time": float(target[0]), "event": int(target[1])}
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        """The baseline hazard, by Breslow, from the risks of the training cases."""
+        self._baseline = BaselineHazard.fit(*(_column(rows, name) for name in ("time", "event", "risk")))
+
+    def learnt(self) -> dict[str, Any]:
+        return {} if self._baseline is None else {"baseline": self._baseline.as_json()}
+
+    def relearn(self, content: dict[str, Any]) -> None:
+        self._baseline = BaselineHazard.from_json(content["baseline"])
+
+    def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
+        if not rows:
+            return {}
+        time, event, risk = (_column(rows, name) for name in ("time", "event", "risk"))
+        metrics: dict[str, Metric] = {
+            "cindex/harrell": harrell_metric(time, event, risk),
+            "cindex/uno": uno_metric(time, event, risk, self._censoring, tau=self._tau),
+        }
+        for name, horizon in self.horizons.items():
+            metrics[f"auc/{name}"] = auc_metric(horizon, time, event, risk, self._censoring)
+        if full and self._baseline is not None:
+            metrics |= self._probability_metrics(rows, self._baseline)
+        summary = bootstrap(metrics, len(rows))
+        return {name: summary[name] for name in self.metrics(full=full) if name in summary}
+
+    def _probability_metrics(self, rows: Sequence[Row], baseline: BaselineHazard) -> dict[str, Metric]:
+        time, event, risk = (_column(rows, name) for name in ("time", "event", "risk"))
+        metrics: dict[str, Metric] = {}
+        for column, (name, horizon) in zip(self._survivals, self.horizons.items(), strict=True):
+            survival = _column(rows, column)
+            metrics[f"brier/{name}"] = brier_metric(horizon, time, event, survival, self._censoring)
+            metrics[f"calibration/{name}"] = calibration_metric(horizon, time, event, survival)
+        times = integration_times(time, self._censoring)
+        if times is not None:
+            over_time = baseline.survival(times, risk)
+            metrics["brier/integrated"] = integrated_brier_metric(times, time, event, over_time, self._censoring)
+        return metrics
+
+    @property
+    def _survivals(self) -> tuple[str, ...]:
+        return tuple(f"survival/{name}" for name in self.horizons)
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row[name] for row in rows], np.float64)
+
+
+def _horizon_problems(horizons: Mapping[str, float], training: Array, unit: TimeUnit) -> list[tuple[str, str]]:
+    """Outside of follow-up nothing is known: neither of events nor of those without."""
+    last = float(training[:, 0].max(initial=0.0))
+    events = training[training[:, 1] > 0, 0]
+    first = float(events.min()) if len(events) else last
+    return [
+        (
+            f"validate.horizons: found {name}, which is {horizon:.6g} {unit}, expected between the first event "
+            f"({first:.6g}) and the end of follow-up ({last:.6g}) of the training cases",
+            "take it out, or check data.time_unit",
+        )
+        for name, horizon in horizons.items()
+        if not first <= horizon < last
+    ]

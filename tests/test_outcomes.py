@@ -1,0 +1,288 @@
+"""Outcomes from a table and volumes: the whole path, on any number of ranks, interrupted or not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yaml import safe_dump
+
+from conftest import Cli
+from voxscale.checkpoint import digest_of, load_checkpoint
+from voxscale.data.synthetic import write_cohort
+from voxscale.train.events import read_events
+
+SMALL = {"name": "resnet", "depth": 18, "width": 4, "stem": "small", "groups": 2}
+TASKS: dict[str, dict[str, Any]] = {
+    "survival": {
+        "task": "survival",
+        "data": {"columns": {"features": ["age", "smoker"]}},
+        "validate": {"horizons": ["2y"]},
+    },
+    "regression": {"task": "regression", "data": {"columns": {"targets": ["age", "calcium"], "features": ["sex"]}}},
+    "classification": {"task": "classification", "data": {"columns": {"classes": "smoker"}}},
+}
+WHOLE = ["train.batch=8", "train.micro_batch=1"]  # accumulated on one rank; ranks of four have two each, some no event
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cohort") / "cohort"
+    write_cohort(folder, cases=26, size=(16, 16, 8), seed=3, threads=2)
+    return folder / "cohort.csv"
+
+
+@pytest.fixture(scope="module")
+def write(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes the config of a task; a last batch is short."""
+    folder = tmp_path_factory.mktemp("configs")
+
+    def write_task(task: str) -> Path:
+        own = TASKS[task]
+        data = {"source": str(cohort), "split": {"column": "Fold_1"}, "intensity": {"window": [-1000, 1000]}}
+        content = {
+            **own,
+            "data": {**data, **own["data"]},
+            "model": SMALL,
+            "optimizer": {"name": "sgd", "lr": 0.01},
+            "train": {"epochs": 3, "batch": 8, "threads": 1},
+            "track": "none",
+            "log": "quiet",
+        }
+        path = folder / f"{task}.yaml"
+        path.write_text(safe_dump(content))
+        return path
+
+    return write_task
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "train"]
+
+
+def streams(run: Path) -> list[list[str]]:
+    return [event["cases"] for event in read_events(run / "events.jsonl") if event["event"] == "train"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("task", TASKS)
+def test_ranks_and_accumulation_train_the_same(
+    task: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Risks are compared over the whole batch, though a rank may have no event, or no case at all."""
+    worlds = (1, 2, 4) if task == "survival" else (1, 2)
+    for world in worlds:
+        extra = WHOLE if world == 1 else []
+        done = cli_here("train", write(task), *extra, "--devices", world, "--run", tmp_path / str(world))
+        assert done.code == 0, done.err
+    alone = tmp_path / "1"
+    for other in (tmp_path / str(world) for world in worlds[1:]):
+        assert streams(other) == streams(alone)
+        assert losses(other) == pytest.approx(losses(alone), rel=1e-4)
+    assert len(set(losses(alone))) == len(losses(alone)) == 9
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("task", TASKS)
+def test_interrupted_equals_uninterrupted(
+    task: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert cli_here("train", write(task), "--devices", 2, "--run", whole).code == 0
+    stopped = cli_here("train", write(task), "train.stop_after={steps: 4}", "--devices", 2, "--run", parts)
+    assert stopped.code == 75, stopped.err
+    assert cli_here("train", write(task), "--devices", 2, "--run", parts).code == 0
+    assert losses(whole) == losses(parts)
+    first, second = (load_checkpoint(run / "checkpoints" / "last") for run in (whole, parts))
+    assert digest_of(first.model) == digest_of(second.model)
+    assert (whole / "cases.csv").read_bytes() == (parts / "cases.csv").read_bytes()
+    metrics = [json.loads((run / "metrics.json").read_text()) for run in (whole, parts)]
+    assert metrics[0]["summary"] == metrics[1]["summary"]
+
+
+@pytest.fixture(scope="module")
+def trained(cli_here: Cli, cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `voxscale train cohort.csv`, which finds everything itself."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    model = [f"model.{name}={value}" for name, value in SMALL.items()]
+    done = cli_here(
+        "train", cohort, *model, "train.epochs=2", "train.threads=1", "track=none", "--devices", 2, "--run", run
+    )
+    assert done.code == 0, done.err
+    for said in ("'NIFTI path'", "'time'", "'event'", "Fold_5", "'patient'", "'age', 'sex', 'smoker', 'calcium'", "1y"):
+        assert said in done.err
+    return run
+
+
+@pytest.mark.ranks
+def test_one_checkpoint_gives_one_table_and_one_summary(cli_here: Cli, trained: Path) -> None:
+    found = set()
+    for world in (1, 2, 4):
+        done = cli_here("evaluate", trained, "--devices", world, "--name", f"on-{world}", "--json")
+        assert done.code == 0, done.err
+        table = (trained / "evaluations" / f"on-{world}" / "cases.csv").read_text()
+        found.add((table, json.dumps(done.json["summary"])))
+    assert len(found) == 1
+    table, summary = found.pop()
+    assert table == (trained / "cases.csv").read_text()
+    assert json.loads(summary) == json.loads((trained / "metrics.json").read_text())["summary"]
+    assert {"cindex/harrell", "cindex/uno", "auc/2y", "brier/2y", "brier/integrated"} <= json.loads(summary).keys()
+
+
+def test_what_is_predicted_is_what_was_evaluated(cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predicted.csv"
+    done = cli_here("predict", trained, cohort, "--out", out)
+    assert done.code == 0, done.err
+    predicted = {row["case"]: row for row in csv.DictReader(out.open())}
+    assert len(predicted) == 26
+    for row in csv.DictReader((trained / "cases.csv").open()):
+        for name in ("patient", "risk", "survival/1y", "survival/2y"):
+            assert predicted[row["case"]][name] == row[name]
+    again = cli_here("predict", trained, cohort, "--out", out)
+    assert again.code == 2
+    assert "is there already" in again.err
+
+
+def test_another_checkpoint_learns_its_own_baseline(cli_here: Cli, trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    (run / "learnt.json").unlink()
+    done = cli_here("evaluate", run, "--devices", 1, "--json")
+    assert done.code == 0, done.err
+    assert done.json["summary"] == json.loads((trained / "metrics.json").read_text())["summary"]
+    refused = cli_here("predict", run, tmp_path, "--out", tmp_path / "p.csv")
+    assert refused.code == 2
+    assert "has not kept" in refused.err
+
+
+@pytest.mark.ranks
+def test_an_encoder_goes_from_one_task_to_another(cli_here: Cli, write: Callable[[str], Path], tmp_path: Path) -> None:
+    """Held for an epoch, it keeps its weights to the bit while the head trains; then both train."""
+    source, held, freed = tmp_path / "source", tmp_path / "held", tmp_path / "freed"
+    assert cli_here("train", write("regression"), "train.epochs=1", "--devices", 1, "--run", source).code == 0
+    extra = [f"train.init_from={source}", "train.freeze={encoder: 1}", "log=epoch", "--devices", 2]
+    stopped = cli_here("train", write("survival"), *extra, "train.stop_after={steps: 3}", "--run", held)
+    assert stopped.code == 75, stopped.err
+    (transfer,) = (event for event in read_events(held / "events.jsonl") if event["event"] == "transfer")
+    assert (len(transfer["loaded"]), transfer["differing"], transfer["missing"]) == (60, [], [])
+    start, after = (load_checkpoint(run / "checkpoints" / "last").model for run in (source, held))
+    encoder = [name for name in start if name.startswith("encoder.")]
+    assert all((start[name] == after[name]).all() for name in encoder)
+    assert cli_here("train", write("survival"), *extra, "--run", freed).code == 0
+    assert cli_here("train", write("survival"), *extra, "--run", held).code == 0
+    assert losses(held) == losses(freed), "interrupted as the freeze ended"
+    end = load_checkpoint(held / "checkpoints" / "last").model
+    assert any((start[name] != end[name]).any() for name in encoder)
+
+
+def edited(cohort: Path, folder: Path, change: Callable[[list[dict[str, str]]], None]) -> Path:
+    """A copy of the table beside the images, changed."""
+    rows = list(csv.DictReader(cohort.open()))
+    change(rows)
+    folder.mkdir()
+    (folder / "images").symlink_to(cohort.parent / "images")
+    with (folder / "cohort.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / "cohort.csv"
+
+
+def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path: Path) -> None:
+    def spoil(rows: list[dict[str, str]]) -> None:
+        rows[0]["time"] = "-5"
+        rows[1]["time"] = ""
+        rows[2]["event"] = "2"
+        rows[3]["age"] = "inf"
+        rows[4]["NIFTI path"] = "images/none.nii.gz"
+        held_out = next(row for row in rows if row["Fold_1"] == "val")
+        held_out["smoker"] = "weekly"
+
+    table = edited(cohort, tmp_path / "bad", spoil)
+    done = cli_here("train", table, "--run", tmp_path / "run")
+    assert done.code == 3
+    for said in (
+        "row 2: found '-5' in 'time', expected a time of 0 or more",
+        "row 3: found an empty cell in 'time'",
+        "row 4: found '2' in 'event', expected 0 (censored) or 1 (event)",
+        "row 5: found 'inf' in 'age', expected a finite number",
+        "row 6: found no such file at 'images/none.nii.gz'",
+        "found 'weekly' in 'smoker', expected one that a training case has: 'former', 'no', 'yes'",
+    ):
+        assert said in done.err
+    assert not (tmp_path / "run").exists()
+    diagnosed = cli_here("doctor", table, "--json")
+    assert diagnosed.code == 3
+    codes = [finding["code"] for finding in diagnosed.json["findings"]]
+    assert sorted(codes) == sorted(["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "code"),
+    [
+        (lambda rows: [row.update(event="0") for row in rows], "no event in", 3),
+        (lambda rows: [row.update(Fold_1="holdout") for row in rows], "Fold_1", 3),
+        (
+            lambda rows: rows[1].update(patient=rows[0]["patient"], Fold_1=_other(rows[0]["Fold_1"])),
+            "expected in one split only",
+            3,
+        ),
+    ],
+    ids=["all censored", "a fold that selects nothing", "a patient in two folds"],
+)
+def test_cohorts_that_cannot_train(
+    change: Callable[[list[dict[str, str]]], None],
+    said: str,
+    code: int,
+    cli_here: Cli,
+    cohort: Path,
+    tmp_path: Path,
+    write: Callable[[str], Path],
+) -> None:
+    table = edited(cohort, tmp_path / "bad", change)
+    done = cli_here("train", write("survival"), f"data.source={table}", "--run", tmp_path / "run")
+    assert (done.code, said in done.err) == (code, True), done.err
+    assert not (tmp_path / "run").exists()
+
+
+def _other(role: str) -> str:
+    return "val" if role == "train" else "train"
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("data.columns.time=tmie", "did you mean 'time'?"),
+        ("data.columns.features=[aeg]", "did you mean 'age'?"),
+        ("validate.horizons=[1y, 30y]", "found 30y, which is 10957.5 days"),
+        ("validate.horizons=[year]", "expected a number and a unit of d, w, m or y"),
+        ("validate.metric=brier/2y", "as the others are measured of the best model alone"),
+        ("loss.name=mse", "loss: found mse, expected cox for survival"),
+        ("train.init_from=nowhere", "train.init_from nowhere: found nothing there"),
+        ("train.freeze={encoder: 3}", "found 3 epochs of 3; expected fewer"),
+        ("data.regions={a: [1]}", "expected with segmentation alone"),
+    ],
+)
+def test_configs_that_do_not_fit(
+    field: str, said: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = cli_here("train", write("survival"), field, "--run", tmp_path / "run")
+    assert done.code in (2, 3)
+    assert said in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_changed_table_is_not_trained_on_unnoticed(
+    cli_here: Cli, cohort: Path, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    table = edited(cohort, tmp_path / "own", lambda rows: None)
+    words = [write("survival"), f"data.source={table}", "--devices", 1, "--run", tmp_path / "run"]
+    assert cli_here("train", *words, "train.stop_after={steps: 2}").code == 75
+    table.write_text(table.read_text().replace(",1,", ",0,", 1))
+    done = cli_here("train", *words)
+    assert done.code == 3
+    assert "the table says otherwise since the run began" in done.err
