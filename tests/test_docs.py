@@ -24,7 +24,7 @@ from lab.ray import MARK, kill, marked, without_ray
 from lab.slurm import SlurmLab, until
 from voxscale.config.data import Synthetic
 from voxscale.config.load import make_config, parse_yaml, plain
-from voxscale.data.synthetic import ensure_like
+from voxscale.data.synthetic import ensure_like, write_cohort
 from voxscale.launch.needs import describe
 from voxscale.search.space import check_space
 
@@ -55,8 +55,9 @@ def checkout(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
-def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extra: str) -> None:
-    """Run the lines of a block: `voxscale` in this process, `torchrun` in its own."""
+def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extra: str) -> list[str]:
+    """Run the lines of a block, `voxscale` in this process, others in their own; return what each printed."""
+    printed = []
     for line in block.splitlines():
         for command in line.partition("#")[0].split("&&"):
             command, _, expected = command.partition("|| test $? -eq")
@@ -65,10 +66,14 @@ def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extr
                 done = cli_here(*words, *(extra if words[0] == "train" else ()))
             elif program == "torchrun":
                 done = run_python("-m", "torch.distributed.run", *words)
+            elif program == "python":
+                done = run_python(*words)
             else:
                 assert not program, f"cannot follow: {line}"
                 continue
             assert done.code == int(expected or 0), f"{command}\n{done.out}\n{done.err}"
+            printed.append(done.out + done.err)
+    return printed
 
 
 def make_brats(folder: Path, *, under: str = ".", cases: int = 2) -> None:
@@ -88,7 +93,8 @@ def test_the_ladder_can_be_climbed(checkout: Path, cli_here: Cli, run_python: Ca
 
 
 def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]) -> None:
-    first_screen, first_minutes, own_folder, published, override = blocks(REPOSITORY / "README.md", "bash")
+    first_screen, first_minutes, own_folder, outcomes, published, override = blocks(REPOSITORY / "README.md", "bash")
+    assert set(outcomes.splitlines()) < set(blocks(REPOSITORY / "docs" / "outcomes.md", "bash")[0].splitlines())
     targets = re.findall(r"^make (\w+)", first_screen, flags=re.MULTILINE)
     assert targets == ["demo", "test"]
     for target in targets:
@@ -122,6 +128,75 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
             "image",
         ]
     ]
+
+
+@pytest.fixture
+def cohort_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a cohort that takes seconds, and the examples."""
+    write_cohort(tmp_path / "made", cases=20, size=(16, 16, 8), seed=3, threads=2)
+    for made in (tmp_path / "made").iterdir():
+        made.rename(tmp_path / made.name)
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_of_outcomes_can_be_followed(
+    cohort_checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]
+) -> None:
+    page = REPOSITORY / "docs" / "outcomes.md"
+    small = ["model.width=4", "model.stem=small", "model.groups=2", "train.epochs=2", "track=none", "--devices", "1"]
+    small += ["train.precision=fp32", "train.compile=false", "train.channels_last=false"]
+    started, chosen, tuned, classified = blocks(page, "bash")
+    first, *_ = follow(started, cli_here, run_python, *small)
+    for line in re.findall(r"^(?:images|task|guessed|features).*", blocks(page, "text")[0], re.MULTILINE):
+        assert re.sub(r"\(.*", "", line) in first
+    follow(chosen, cli_here, run_python, *small, "--dry-run")
+    follow(tuned + classified, cli_here, run_python, *small)
+    named = {*re.findall(r"`([a-z0-9_]+)[/`]", page.read_text())}
+    for run in ("cohort", "pretrained", "tuned", "smokers"):
+        metrics = json.loads(Path(f"runs/{run}/metrics.json").read_text())["summary"]
+        assert metrics and {metric.partition("/")[0] for metric in metrics} <= named, (
+            f"the page lacks a metric of {run}"
+        )
+    header = Path("predicted.csv").read_text().splitlines()[0]
+    assert header.startswith("case,patient,risk,survival/1y")
+
+
+@pytest.mark.ranks
+def test_the_page_of_building_blocks_can_be_followed(
+    cohort_checkout: Path, dataset: Path, cli_here: Cli, run_python: Callable[..., Finished]
+) -> None:
+    """Of 16 cases, five at a time, one is left over: a rank without any. All starts print the losses of one process."""
+    page = REPOSITORY / "docs" / "building-blocks.md"
+    (block,), (snippet,) = blocks(page, "bash"), blocks(page, "py")
+    alone, together, rest = [
+        [(int(step), int(cases), float(loss)) for step, cases, loss in found]
+        for found in (
+            re.findall(r"^step (\d+) cases (\d+) loss (\S+)$", out, re.MULTILINE)
+            for out in follow(block, cli_here, run_python)
+        )
+    ]
+    assert [cases for _, cases, _ in alone] == [5, 5, 5, 1] * 3
+    assert len({loss for *_, loss in alone}) == 10, "one case alone has no loss, the others each their own"
+    for found, expected in ((together, alone[:8]), (rest, alone[8:])):
+        assert [row[:2] for row in found] == [row[:2] for row in expected]
+        assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], abs=2e-5)
+
+    store = cli_here("prepare", dataset, "--json").json["store"]
+    Path("patches.py").write_text(snippet)
+    done = run_python("patches.py", store)
+    assert done.code == 0, done.err
+    assert done.out.count("(4, 1, 16, 16, 16) (4, 16, 16, 16) 4\n") == 6
+
+
+def test_the_page_of_faults_has_every_code() -> None:
+    sources = (REPOSITORY / "src" / "voxscale" / "data").rglob("*.py")
+    text = "".join(path.read_text() for path in sources)
+    codes = {*re.findall(r"""(?:\b(?:error|warning)\(|Finding\((?:ERROR|WARNING),)\s*"([a-z-]+)\"""", text)}
+    assert {"bad-class", "no-event", "columns", "grid"} <= codes
+    page = (REPOSITORY / "docs" / "doctor.md").read_text()
+    assert not [code for code in sorted(codes) if f"`{code}`" not in page]
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import pytest
 from yaml import safe_dump
 
 from conftest import Cli
+from lab.ray import RayLab, Seat
+from lab.slurm import SlurmLab
 from voxscale.checkpoint import digest_of, load_checkpoint
 from voxscale.data.synthetic import write_cohort
 from voxscale.train.events import read_events
@@ -286,3 +288,39 @@ def test_a_changed_table_is_not_trained_on_unnoticed(
     done = cli_here("train", *words)
     assert done.code == 3
     assert "the table says otherwise since the run began" in done.err
+
+
+@pytest.fixture(scope="module")
+def of_two(cli_here: Cli, write: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A survival, trained by two ranks of this machine."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    assert cli_here("train", write("survival"), "--devices", 2, "--run", run).code == 0
+    return run
+
+
+def assert_same_training(run: Path, other: Path) -> None:
+    assert losses(run) == losses(other)
+    assert (run / "cases.csv").read_bytes() == (other / "cases.csv").read_bytes()
+    found = [json.loads((each / "metrics.json").read_text()) for each in (run, other)]
+    assert found[0]["summary"] == found[1]["summary"]
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+
+
+def test_two_nodes_of_slurm_train_as_two_devices_do(
+    idle_slurm: SlurmLab, cli: Cli, write: Callable[[str], Path], of_two: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "lab.yaml"
+    site.write_text("cpus_per_device: 1\n")
+    where = ["--on", "slurm", "--site", site, "--nodes", 2, "--devices", 1]
+    done = cli("train", write("survival"), *where, "--run", tmp_path / "run", env=idle_slurm.environ)
+    assert done.code == 0, done.err
+    assert_same_training(tmp_path / "run", of_two)
+
+
+def test_two_nodes_of_ray_train_as_two_devices_do(
+    ray_cluster: RayLab, seat: Seat, write: Callable[[str], Path], of_two: Path
+) -> None:
+    where = ["--on", "ray", "--nodes", "2", "--devices", "1"]
+    done = seat.run("train", write("survival"), *where, "--run", "cox-on-ray", **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert_same_training(seat.folder / "cox-on-ray", of_two)

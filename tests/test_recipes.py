@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conftest import RECIPES, REPOSITORY, Cli
-from voxscale.config.data import Synthetic
+from voxscale.config.data import SplitColumns, SplitShares, Synthetic
 from voxscale.config.load import plain, read_config
 from voxscale.config.schema import Config, PerDevice
 from voxscale.data.synthetic import ensure_like, write_cifar10, write_cohort
@@ -178,6 +178,84 @@ def test_distmis_searchs_other_form_draws_24_learning_rates() -> None:
     assert len(drawn) == 24 and 1e-4 <= min(drawn) < 1e-3 < max(drawn) <= 1e-2
 
 
+MACE = ("mace_resnet", "mace_pretrain")
+
+
+@pytest.mark.parametrize("name", MACE)
+def test_mace_has_the_settings_of_row_3(name: str) -> None:
+    config = recipe(name)
+    data = config.data
+    assert (data.format, data.orientation, data.spacing, data.size) == ("table", "RAS", None, (256, 256, 64))
+    assert data.intensity.window == (-1000, 1000)
+    assert isinstance(data.split, SplitColumns)
+    assert (data.split.columns[0], data.split.train, data.split.val) == ("Fold_1", "train", "val")
+    assert transforms(config) == [
+        {"name": "flip", "p": 0.5, "axes": [0, 1, 2]},
+        {"name": "rotate90", "p": 0.5, "axes": [0, 1]},
+    ]
+    assert (config.model.name, config.model.depth, config.model.dims) == ("resnet", 18, 3)
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.weight_decay) == ("adamw", 1e-4, 1e-5)
+    assert (config.schedule.name, config.train.clip_norm) == ("cosine", 1.0)
+    assert config.train.batch == 24, "over all devices together"
+    assert (config.train.precision, config.train.compile) == ("auto", "auto")
+
+
+def test_mace_resnet_is_a_survival_at_one_to_five_years() -> None:
+    config = recipe("mace_resnet")
+    assert (config.task, config.loss.name, config.data.time_unit) == ("survival", "cox", "days")
+    assert config.validation.horizons == ("1y", "2y", "3y", "4y", "5y")
+    assert config.validation.metric == "cindex/harrell"
+    assert config.data.columns.time is config.data.columns.event is None, "found by their names"
+
+
+def test_mace_pretrain_predicts_columns_for_the_same_network() -> None:
+    config = recipe("mace_pretrain")
+    assert (config.task, config.loss.name, config.data.columns.targets) == ("regression", "mse", ("age", "calcium"))
+    assert config.model == recipe("mace_resnet").model
+    assert config.data.model_copy(update={"columns": recipe("mace_resnet").data.columns}) == recipe("mace_resnet").data
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
+def test_mace_resnet_comes_in_every_depth(depth: int) -> None:
+    config = read_config(RECIPES / "mace_resnet.yaml", [f"model.depth={depth}"])
+    assert config.model.depth == depth
+
+
+def test_mace_resnet_can_be_trained_as_row_3_varies_it() -> None:
+    """The optimizers, schedules, cache and frozen encoder that row 3 offers, and the fine-tuning of the header."""
+    for optimizer in ("adamw", "adam", "sgd"):
+        assert read_config(RECIPES / "mace_resnet.yaml", [f"optimizer={{name: {optimizer}}}"])
+    for schedule in ("cosine", "restarts", "one_cycle", "none"):
+        assert read_config(RECIPES / "mace_resnet.yaml", [f"schedule={{name: {schedule}}}"])
+    smart = "data.cache={where: host, rate: 0.5, replace: 0.5}"
+    tuned = ["train.init_from=runs/mace_pretrain", "train.freeze={encoder: 5}"]
+    config = read_config(RECIPES / "mace_resnet.yaml", [smart, *tuned])
+    assert config.train.freeze is not None and config.train.freeze.encoder == 5
+    assert all(word in (RECIPES / "mace_resnet.yaml").read_text() for word in tuned)
+
+
+def test_cifar10_resnet18_has_the_settings_of_row_4() -> None:
+    config = recipe("cifar10_resnet18")
+    assert (config.task, config.data.format, config.data.orientation) == ("classification", "cifar10", None)
+    split = config.data.split
+    assert isinstance(split, SplitShares)
+    assert (split.val, split.test, split.keep_test) == (0.1, 0, True), "the true test set is the test set"
+    model = config.model
+    assert (model.name, model.depth, model.dims, model.stem) == ("resnet", 18, 2, "small")
+    assert (config.loss.name, config.loss.label_smoothing) == ("cross_entropy", 0)
+    assert (config.optimizer.name, config.optimizer.lr) == ("adam", 1e-3)
+    assert config.train.batch == PerDevice(per_device=32)
+    assert config.validation.metric == "accuracy"
+
+
+def test_classification_weighs_and_balances_classes() -> None:
+    config = recipe("classification")
+    assert (config.task, config.loss.class_weights, config.train.balance) == ("classification", "balanced", True)
+    assert isinstance(config.data.split, SplitShares)
+    assert config.data.split.val and config.data.split.test, "what chooses the model does not score it"
+
+
 # What the recipes keep on tiny data: everything but sizes, so one epoch goes through all of their parts.
 TINY = {
     "synthetic_unet": (
@@ -269,6 +347,17 @@ def test_regions_are_scored_by_name(likenesses: dict[str, Path], cli_here: Cli, 
     assert cli_here("train", RECIPES / "brats_unet.yaml", *shrunk, "--devices", "1", "--run", run).code == 0
     columns = (run / "cases.csv").read_text().splitlines()[0].split(",")
     assert {"dice/TC", "dice/WT", "dice/ET", "dice/mean"} <= set(columns)
+
+
+def test_cifar10_is_scored_on_its_test_set(likenesses: dict[str, Path], cli_here: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shrunk = [f"data.source={likenesses['cifar10']}", *TINY["cifar10_resnet18"], *PLAINLY]
+    done = cli_here("train", RECIPES / "cifar10_resnet18.yaml", *shrunk, "--devices", "1", "--run", run, "--json")
+    assert done.code == 0, done.err
+    parts = [line.split(",")[::2] for line in (run / "split.csv").read_text().splitlines()[1:]]
+    assert [case for case, part in parts if part == "test"] == [f"test_batch-{number:05d}" for number in range(20)]
+    assert sum(part == "val" for _, part in parts) == 10
+    assert {"accuracy", "balanced_accuracy"} <= set(done.json["test"])
 
 
 def test_demo_is_quick() -> None:

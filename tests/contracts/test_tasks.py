@@ -158,6 +158,14 @@ def test_an_outcome_is_described_by_its_columns_and_measured_by_its_metrics(name
         assert low <= high
         assert np.isfinite([entry["mean"], low, high]).all()
     assert task.summarise([], full=True) == {}
+    details = json.loads(json.dumps(task.details(rows)))
+    if name.startswith("classification"):
+        counted = details["confusion"].get("cases") or [*details["confusion"]["a"], *details["confusion"]["b"]]
+        assert np.sum(counted) == 4 * (1 if "cases" in details["confusion"] else 2)
+    elif name == "survival, Efron":
+        assert sum(group["cases"] for group in details["calibration"]["1y"]) == 4
+    else:
+        assert details == {}
 
 
 @pytest.mark.parametrize("name", OUTCOMES_OF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from conftest import Cli, tiny_config
 from layouts import LAYOUTS, example_bytes, save_volume, tensor_bytes, write_shard
 from voxscale.data.shared_memory import SHARED_MEMORY
-from voxscale.data.synthetic import make_volume
+from voxscale.data.synthetic import make_volume, write_cifar10
+from voxscale.data.synthetic.cifar10 import CLASSES
 from voxscale.files import read_csv, read_json
 
 SIZE = (32, 24, 24)
@@ -43,7 +46,21 @@ def write_records(folder: Path) -> None:
         write_shard(folder / f"{shard}.tfrecord", examples)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+def write_classes(folder: Path) -> None:
+    """In place of each image of a layout, four of noise: every class is to be trained on, and to be validated on."""
+    rng = np.random.default_rng(0)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.unlink()
+        name, dot, ending = path.name.partition(".")
+        for number in range(4):
+            copy = path.with_name(f"{name}{number}{dot}{ending}")
+            if ending == "nii.gz":
+                save_volume(copy, rng.integers(0, 255, SIZE).astype(np.int16))
+            else:
+                Image.fromarray(rng.integers(0, 255, SIZE[:2], np.uint8)).save(copy)
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.labelled])
 def test_init_writes_a_config_that_trains_as_it_is(name: str, cli_here: Cli, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     source = layout.make(tmp_path / "data")
@@ -61,6 +78,39 @@ def test_init_writes_a_config_that_trains_as_it_is(name: str, cli_here: Cli, tmp
     if layout.format in ("list", "tfrecord"):
         assert [roles[case] for case in layout.ids].count("val") == 1
         assert roles[layout.ids[-1]] == "val", "the data states it"
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if not layout.labelled])
+def test_init_writes_a_config_for_classes_that_trains_as_it_is(name: str, cli_here: Cli, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    source = layout.make(tmp_path / "data")
+    if layout.format == "cifar10":
+        (inside,) = {path.parent for path in source.rglob("*.bin")}
+        shutil.rmtree(inside)
+        write_cifar10(inside, per_batch=30)
+    else:
+        if name == "classes: split":  # of one class alone, no metric that could choose is defined
+            (source / "val" / "dog").mkdir()
+            shutil.copy(source / "val" / "cat" / "c3.png", source / "val" / "dog" / "d4.png")
+        write_classes(source)
+    made = cli_here("init", source, "--out", tmp_path / "c.yaml")
+    assert made.code == 0, made.err
+    config = yaml.safe_load((tmp_path / "c.yaml").read_text())
+    assert (config["task"], config["data"]["format"]) == ("classification", layout.format)
+    checked = cli_here("doctor", tmp_path / "c.yaml")
+    assert checked.code == 0, checked.out
+    small = ["model.width=8", *QUICK[1:]]
+    done = cli_here("train", tmp_path / "c.yaml", *small, "--run", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "done"
+    assert done.json["best"] is not None, "some of the data validates"
+    classes = {"cat", "dog"} if layout.format == "classes" else set(CLASSES)
+    assert set(read_json(tmp_path / "run" / "encoding.json")["classes"]) == classes
+    if name == "classes: split":
+        roles = {row["case"]: row["split"] for row in read_csv(tmp_path / "run" / "split.csv")}
+        assert {case for case, role in roles.items() if role == "val"} == {
+            f"{name}{number}" for name in ("c3", "d4") for number in range(4)
+        }
 
 
 def test_an_archive_trains_without_a_config(cli_here: Cli, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class DistributedLoader:
             num_workers=self.workers,
             collate_fn=self.collate,
             pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # else it would draw a number from the one that your loop draws from
         )
         for plan, batch in zip(samples.planned(), loader, strict=True):
             indices = tuple(self.stream.case_index(plan.epoch, position) for position in plan.positions)

@@ -55,7 +55,7 @@ def demo(
 
     Makes the volumes, prepares them, trains on the local devices, evaluates whole volumes, and prints the Dice on
     held-out cases beside what a threshold alone reaches. With --like the files are laid out as that dataset's, and the
-    network is small.
+    network is small; of mace, a table of patients with outcomes, it prints the C-index.
     """
     from voxscale.launch.demo import make_plain_demo, render_scores, score_demo, score_threshold, write_demo
     from voxscale.launch.start import train_here

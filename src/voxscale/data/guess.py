@@ -82,8 +82,8 @@ def guess_config(
     """Config content for `source`, with the fields in which the defaults do not fit it.
 
     `given` are fields of `data` that the user states, as may be the `task`; they hold. Raises DataError, listing every
-    finding, for data that cannot be trained on; unless `strict`, it looks at what can be read. Archives are unpacked
-    below `scratch`.
+    finding, for data that cannot be trained on; unless `strict`, and for outcomes, whose findings are told together
+    later, it looks at what can be read. Archives are unpacked below `scratch`.
     """
     start = {**{name: value for name, value in (given or {}).items() if name != "split"}, "source": str(source)}
     format, unpacked = unpack_source(Data.model_validate(start), scratch)

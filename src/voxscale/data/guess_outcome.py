@@ -13,6 +13,7 @@ from voxscale.config.data import Columns
 from voxscale.config.horizons import TimeUnit, choose_horizons
 from voxscale.data.formats import table
 from voxscale.data.formats.sources import VOLUME_ENDINGS, shown
+from voxscale.data.images import IMAGE_ENDINGS
 from voxscale.data.outcome_columns import CLASSES, EVENTS, TIMES, known_column, outcome_columns, word_of
 from voxscale.errors import DataError
 
@@ -108,7 +109,7 @@ def _useless(cells: Sequence[str]) -> str:
     distinct = set(cells)
     if len(distinct) == 1:
         return "one value"
-    if any(cell.lower().endswith(VOLUME_ENDINGS) for cell in distinct):
+    if any(cell.lower().endswith((*VOLUME_ENDINGS, *IMAGE_ENDINGS)) for cell in distinct):
         return "paths"
     if sum(_is_number(cell) for cell in cells) * 2 <= len(cells) and len(distinct) > _MOST_CATEGORIES:
         return f"{len(distinct)} different words"

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from voxscale.config.schema import Config
-from voxscale.data.cases import TRAIN, Case
+from voxscale.data.cases import TRAIN, VAL, Case
 from voxscale.data.findings import Finding, refuse_errors
-from voxscale.data.formats.sources import error, shown
+from voxscale.data.formats.sources import error, shown, warning
 from voxscale.data.outcome_columns import OutcomeColumns, find_outcome_columns
 from voxscale.errors import DataError
 from voxscale.files import read_json, read_rows, write_csv, write_json
@@ -141,7 +141,21 @@ def examine_outcomes(config: Config, cases: Sequence[Case]) -> tuple[Outcomes, l
     """(Outcomes of cases that have been split, what is wrong with cells). Raises DataError for missing columns."""
     encoding, faults = _fit(find_outcome_columns(config, cases), cases)
     outcomes, more = encode(encoding, cases)
-    return outcomes, [*check_targets(encoding, cases), *more, *faults]
+    return outcomes, [*check_targets(encoding, cases), *more, *faults, *_validation_findings(outcomes)]
+
+
+def _validation_findings(outcomes: Outcomes) -> list[Finding]:
+    """Whether the validation cases can tell one model from another."""
+    held, columns = outcomes.of(VAL), outcomes.encoding.columns
+    if not len(held):
+        return []
+    fix = "choose another data.split.seed or fold, or keep data.split.stratify on"
+    if columns.task == "survival" and not held[:, 1].any():
+        return [warning("no-event", f"no event in {len(held)} validation cases", "at least one", fix)]
+    if len(columns.classes) == 1 and len(set(held[:, 0])) < 2:
+        found = f"{len(held)} validation cases of one class, for which most metrics are undefined"
+        return [warning("one-class", found, "two classes or more", fix)]
+    return []
 
 
 def target_strata(config: Config, cases: Sequence[Case]) -> dict[str, str]:

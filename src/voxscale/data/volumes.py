@@ -120,10 +120,15 @@ def examine_case(
 
 
 def short_name(case: Case, path: Path) -> str:
-    """The file's name, with its folder where that alone tells image and label apart; after the row that names it."""
+    """The file's name, with its folder where that alone tells image and label apart."""
     alone = sum(file.name == path.name for file in case.files) < 2
-    name = path.name if alone else f"{path.parent.name}/{path.name}"
-    # Of a table the place is a row; elsewhere it is the file itself, or a record of it.
+    return path.name if alone else f"{path.parent.name}/{path.name}"
+
+
+def _placed_name(case: Case, path: Path) -> str:
+    """The file's short name, after the row of the table that names it."""
+    name = short_name(case, path)
+    # Without a table the place is the file itself, or a record of it.
     return name if not case.where or path.name in case.where else f"{case.where}: {name}"
 
 
@@ -135,10 +140,14 @@ class _Check:
     findings: list[Finding]
 
     def error(self, code: str, path: Path, found: str, expected: str, fix: str) -> None:
-        self.findings.append(Finding(ERROR, code, self.case.id, short_name(self.case, path), found, expected, fix))
+        self._add(ERROR, code, path, found, expected, fix)
 
     def warn(self, code: str, path: Path, found: str, expected: str, fix: str) -> None:
-        self.findings.append(Finding(WARNING, code, self.case.id, short_name(self.case, path), found, expected, fix))
+        self._add(WARNING, code, path, found, expected, fix)
+
+    def _add(self, level: str, code: str, path: Path, found: str, expected: str, fix: str) -> None:
+        place = _placed_name(self.case, path)
+        self.findings.append(Finding(level, code, self.case.id, place, found, expected, fix))
 
     def read(self, path: Path) -> tuple[NDArray[Any], Affine] | None:
         try:

@@ -71,18 +71,20 @@ DEMOS: dict[str, Demo] = {
             "validate.every=10",
         ),
     ),
+    # Its own folds leave no case untouched by the choice of the best model; these shares do. It is chosen of three: an
+    # early model can suit sixty validation cases by chance, and the more often one looks, the likelier.
     "mace": Demo(
         "mace_resnet",
         "cohort.csv",
         (
-            "data.synthetic={cases: 240, size: [48, 48, 32]}",
+            "data.synthetic={cases: 300, size: [48, 48, 32]}",
             "data.columns.features=[age, sex, smoker, calcium]",
-            "data.split={val: 0.2, test: 0.3}",
+            "data.split={val: 0.2, test: 0.4}",
             "data.size=[48, 48, 32]",
             "model.width=8",
-            "optimizer.lr=2e-3",
-            "train.epochs=20",
-            "validate.every=5",
+            "optimizer.lr=1e-3",
+            "train.epochs=30",
+            "validate.every=10",
         ),
     ),
 }

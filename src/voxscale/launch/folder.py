@@ -13,9 +13,16 @@ from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import check_outcomes, find_duplicates
-from voxscale.data.findings import Finding, refuse_errors
+from voxscale.data.findings import WARNING, Finding, refuse_errors
 from voxscale.data.formats import check_source, find_cases, load_manifest
-from voxscale.data.outcomes import Outcomes, make_outcomes, read_outcomes, target_strata, write_outcomes
+from voxscale.data.outcomes import (
+    Outcomes,
+    examine_outcomes,
+    make_outcomes,
+    read_outcomes,
+    target_strata,
+    write_outcomes,
+)
 from voxscale.data.split import read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
@@ -177,8 +184,9 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
     if config.train.init_from is not None:
         find_start(Path(config.train.init_from))
     if config.predicts_outcomes:
-        build_outcome_task(config, outcomes or make_outcomes(config, cases))
-        return []
+        found, findings = examine_outcomes(config, cases)
+        build_outcome_task(config, outcomes or found)
+        return [finding for finding in findings if finding.level == WARNING]
     task = build_task(config, store)
     training, validation = ([store.row(case.id) for case in cases if case.split == split] for split in (TRAIN, VAL))
     findings = task.check_classes(store, training, validation)

@@ -52,6 +52,9 @@ class Task(Protocol):
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
         """The metrics of all these cases. What is undefined is absent."""
 
+    def details(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What else these cases show that is no single number, for `metrics.json`; often nothing."""
+
     def prefers_low(self, metric: str) -> bool:
         """Whether less of a metric is better."""
 

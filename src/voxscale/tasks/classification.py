@@ -17,7 +17,7 @@ from voxscale.data.outcomes import Outcomes
 from voxscale.errors import ConfigError
 from voxscale.tasks.choosing import refuse_metric
 from voxscale.tasks.resampling import summarise_scores
-from voxscale.tasks.scores import score_classes, score_labels
+from voxscale.tasks.scores import confusion_matrix, score_classes, score_labels
 from voxscale.tasks.summary import Row, Summary
 
 Array = NDArray[np.float64]
@@ -82,6 +82,15 @@ class Classification:
             return (*_WHOLE, *by_class)
         return (*(f"{metric}/{name}" for metric in _WHOLE for name in (*self.classes, "mean")), *by_class)
 
+    def details(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The confusion matrix, true classes downwards; of labels that may hold at once one for each, of 0 and 1."""
+        shares = self._shares(rows)
+        if self.exclusive:
+            matrix = confusion_matrix(self._truth(rows), shares.argmax(1), len(self.classes))
+            return {"confusion": {"classes": list(self.classes), "cases": matrix.tolist()}}
+        pairs = zip(self.classes, self._truth(rows).T, shares.T >= 0.5, strict=True)
+        return {"confusion": {name: confusion_matrix(truth, chosen, 2).tolist() for name, truth, chosen in pairs}}
+
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith("calibration_error")
 
@@ -114,15 +123,19 @@ class Classification:
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
         if not rows:
             return {}
-        shares = np.array([[row[name] for name in self._probabilities] for row in rows])
-        if self.exclusive:
-            numbers = {name: number for number, name in enumerate(self.classes)}
-            truth = np.array([numbers[row["class"]] for row in rows])
-            score = partial(score_classes, truth, shares, self.classes)
-        else:
-            truth = np.array([[row[f"class/{name}"] for name in self.classes] for row in rows])
-            score = partial(score_labels, truth, shares, self.classes)
-        return summarise_scores(score, len(rows), self.metrics(full=full))
+        score = score_classes if self.exclusive else score_labels
+        bound = partial(score, self._truth(rows), self._shares(rows), self.classes)
+        return summarise_scores(bound, len(rows), self.metrics(full=full))
+
+    def _truth(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        """The class of each case by number, or 0 and 1 for each label."""
+        if not self.exclusive:
+            return np.array([[row[f"class/{name}"] for name in self.classes] for row in rows], np.int64)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        return np.array([numbers[row["class"]] for row in rows], np.int64)
+
+    def _shares(self, rows: Sequence[Row]) -> Array:
+        return np.array([[row[name] for name in self._probabilities] for row in rows])
 
     @property
     def _probabilities(self) -> tuple[str, ...]:

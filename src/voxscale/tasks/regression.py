@@ -58,6 +58,9 @@ class Regression:
         averaged = [f"{metric}/{name}" for metric in ("r2", "pearson", "spearman") for name in (*self.names, "mean")]
         return (*averaged, *(f"{metric}/{name}" for metric in ("mae", "rmse") for name in self.names))
 
+    def details(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return {}
+
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith(("mae", "rmse"))
 

@@ -124,6 +124,9 @@ class Segmentation:
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
         return summarise(rows, self.metrics(full=full))
 
+    def details(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return {}
+
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith("hd95")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from voxscale.data.cases import TRAIN
 from voxscale.data.outcomes import Outcomes
 from voxscale.errors import ConfigError
 from voxscale.tasks.brier import brier_metric, integrated_brier_metric, integration_times
-from voxscale.tasks.calibration import calibration_metric
+from voxscale.tasks.calibration import calibration_metric, calibration_rows
 from voxscale.tasks.choosing import metric_problems
 from voxscale.tasks.concordance import auc_metric, harrell_metric, uno_metric
 from voxscale.tasks.cox import Ties, cox_loss
@@ -74,6 +75,17 @@ class Survival:
             return ranked
         at = [f"{metric}/{name}" for metric in ("brier", "calibration") for name in self.horizons]
         return (*ranked, *at, "brier/integrated")
+
+    def details(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Calibration: for each horizon, groups by predicted survival beside what Kaplan and Meier observe of them."""
+        if self._baseline is None or not rows:
+            return {}
+        time, event = _column(rows, "time"), _column(rows, "event")
+        tables = {
+            name: [asdict(group) for group in calibration_rows(horizon, time, event, _column(rows, f"survival/{name}"))]
+            for name, horizon in self.horizons.items()
+        }
+        return {"calibration": tables} if tables else {}
 
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith(("brier", "calibration"))

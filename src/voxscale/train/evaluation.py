@@ -85,8 +85,10 @@ def evaluate_run(
     if world.is_main:
         folder = RunFolder(out)
         write_cases(folder.cases, rows, task.columns(full=True))
-        summary = task.summarise(rows, full=True)
-        write_json(folder.metrics, {"task": config.task, **origin, **made, "summary": summary})
+        measured = {"summary": task.summarise(rows, full=True)}
+        if details := task.details(rows):
+            measured["details"] = details
+        write_json(folder.metrics, {"task": config.task, **origin, **made, **measured})
 
 
 def _volumes_of(

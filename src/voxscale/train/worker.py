@@ -24,6 +24,7 @@ from voxscale.files import remove, write_json
 from voxscale.infer.evaluate import write_cases
 from voxscale.parallel import World, barrier, joined, leave
 from voxscale.runs import RunFolder
+from voxscale.tasks.summary import Summary
 from voxscale.train.console import open_console
 from voxscale.train.events import Events, JsonlEvents, NullEvents
 from voxscale.train.job import Job, open_job
@@ -133,7 +134,7 @@ def _cautions(job: Job) -> Iterator[str]:
 def _write_metrics(loop: Loop, state: str) -> None:
     """Write `metrics.json`. When done, the best model is measured in full first, by all ranks."""
     job, progress = loop.job, loop.progress
-    final = _measure_best(loop) if state == "done" else {}
+    final, details = _measure_best(loop) if state == "done" else ({}, {})
     best = progress.best
     metrics: dict[str, Any] = {
         "task": job.config.task,
@@ -147,16 +148,18 @@ def _write_metrics(loop: Loop, state: str) -> None:
     }
     if TEST in final:
         metrics["test"] = final[TEST]
+    if any(details.values()):
+        metrics["details"] = details
     if job.world.is_main:
         write_json(job.run.metrics, metrics)
 
 
-def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
-    """Measure the best model in full on the validation and test cases; a summary for each split that has any."""
+def _measure_best(loop: Loop) -> tuple[dict[str, Summary], dict[str, dict[str, Any]]]:
+    """Measure the best model in full on the validation and test cases: a summary, and details, of each that has any."""
     job = loop.job
     cases = {split: found for split in (VAL, TEST) if (found := job.cases_of(split))}
     if not cases:
-        return {}
+        return {}, {}
     barrier(job.world)  # rank 0 has saved it
     last = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     loop.take_best()
@@ -170,7 +173,8 @@ def _measure_best(loop: Loop) -> dict[str, dict[str, Any]]:
         if learnt:
             write_json(job.run.learnt, learnt)
     of_split = {split: [row for row in rows if row["split"] == split] for split in cases}
-    return {split: job.task.summarise(found, full=True) for split, found in of_split.items()}
+    summaries = {split: job.task.summarise(found, full=True) for split, found in of_split.items()}
+    return summaries, {split: job.task.details(found) for split, found in of_split.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

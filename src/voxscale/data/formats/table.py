@@ -20,7 +20,7 @@ from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import VOLUME_ENDINGS, distinct_names, error, is_file, shown, what_is_at
 from voxscale.errors import DataError
 
-LAYOUT = "a .csv or .tsv table with a column of image paths (e.g. image or NIFTI path) and one of labels"
+LAYOUT = "a .csv or .tsv table with a column of image paths (e.g. image or NIFTI path), and labels or outcomes"
 
 _MAX_BYTES = 2**31
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -190,7 +190,7 @@ def _row_faults(row: Mapping[str, str], roles: Roles, source: Path, number: int)
             faults.append(error(code, found, "the path of a file", fix, case=case, file=at))
         elif (there := what_is_at(source.parent / cell)) is not None:
             found = f"{there} at {shown(cell)}"
-            faults.append(error("missing-file", found, "a NIfTI file", fix, case=case, file=at))
+            faults.append(error("missing-file", found, "a volume or an image", fix, case=case, file=at))
     return faults
 
 

@@ -1,4 +1,4 @@
-"""Building blocks: what they give is the same on any number of ranks, after a restart, and as `voxscale train` has it."""
+"""Building blocks: what they give is the same on any number of ranks and after a restart. The example: test_docs.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import voxscale
-from conftest import REPOSITORY, Finished
+from conftest import Finished
 from voxscale import (
     World,
     distributed_loader,
@@ -35,7 +35,6 @@ from voxscale.data.synthetic import write_cohort
 from voxscale.errors import ConfigError, DataError
 
 RunPython = Callable[..., Finished]
-EXAMPLE = REPOSITORY / "examples" / "own_loop.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 CHEAP = """
@@ -309,26 +308,3 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, model, optimizer, step=1)
     with pytest.raises(ConfigError, match="of another model or optimizer"):
         load_checkpoint(tmp_path, torch.nn.Linear(4, 2))
-
-
-def losses(done: Finished) -> list[tuple[int, int, float]]:
-    assert done.code == 0, done.err
-    found = re.findall(r"^step (\d+) cases (\d+) loss (\S+)$", done.out, re.MULTILINE)
-    return [(int(step), int(cases), float(loss)) for step, cases, loss in found]
-
-
-@pytest.mark.ranks
-def test_the_example_trains_the_same_alone_and_on_two_ranks(
-    run_python: RunPython, cohort: Path, tmp_path: Path
-) -> None:
-    """Of 16 cases, five at a time, one is left over: a rank without a case. Then on one rank from where two stopped."""
-    words = [EXAMPLE, cohort, "--features", "age", "smoker", "--fold", "Fold_1", "--batch", 5]
-    alone = losses(run_python(*words, "--epochs", 3))
-    assert [cases for _, cases, _ in alone] == [5, 5, 5, 1] * 3
-    assert len({loss for *_, loss in alone}) == 10, "one case alone has no loss"
-    together = losses(run_python(*TORCHRUN, *words, "--epochs", 2, "--folder", tmp_path))
-    assert [row[:2] for row in together] == [row[:2] for row in alone[:8]]
-    assert [row[2] for row in together] == pytest.approx([row[2] for row in alone[:8]], abs=2e-5)
-    rest = losses(run_python(*words, "--epochs", 3, "--folder", tmp_path))
-    assert [row[:2] for row in rest] == [row[:2] for row in alone[8:]]
-    assert [row[2] for row in rest] == pytest.approx([row[2] for row in alone[8:]], abs=2e-5)

@@ -1,0 +1,165 @@
+"""What a table says of cases as numbers: fitted on training cases alone, kept to the bit, every fault named."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from voxscale.config.horizons import choose_horizons, span_in
+from voxscale.config.load import make_config
+from voxscale.config.schema import Config
+from voxscale.data.cases import Case
+from voxscale.data.outcomes import encode, examine_outcomes, make_outcomes, read_outcomes, write_outcomes
+from voxscale.data.sampler import Stream
+from voxscale.errors import DataError
+
+ROW = {"time": "10", "event": "1", "age": "50", "sex": "F"}
+
+
+def config_of(task: str = "survival", **columns: Any) -> Config:
+    return make_config({"task": task, "data": {"source": "t.csv", "columns": columns}}, name="t", base=Path())
+
+
+def cases_of(*rows: dict[str, str], val: int = 0) -> list[Case]:
+    """The last `val` of them validate."""
+    return [
+        Case(
+            f"c{n}", (Path(),), None, f"p{n}", "val" if n >= len(rows) - val else "train", row=row, where=f"row {n + 2}"
+        )
+        for n, row in enumerate(rows)
+    ]
+
+
+def test_scales_and_categories_are_those_of_the_training_cases() -> None:
+    ages = ("40", "60", "1000")
+    cases = cases_of(*({**ROW, "age": age} for age in ages), val=1)
+    outcomes = make_outcomes(config_of(features=["age", "sex"]), cases)
+    assert outcomes.encoding.feature_names == ("age", "sex=F")
+    assert outcomes.features[:, 0].tolist() == [-1.0, 1.0, 95.0]
+    assert outcomes.features[:, 1].tolist() == [1.0, 1.0, 1.0]
+    assert outcomes.targets.tolist() == [[10.0, 1.0]] * 3
+
+
+def test_a_column_that_never_changes_does_no_harm() -> None:
+    outcomes = make_outcomes(config_of(features=["age"]), cases_of(ROW, ROW))
+    assert outcomes.features.tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"time": "-1"}, "bad-outcome"),
+        ({"time": "nan"}, "bad-outcome"),
+        ({"time": ""}, "bad-outcome"),
+        ({"event": "yes"}, "bad-outcome"),
+        ({"age": "inf"}, "bad-feature"),
+        ({"age": ""}, "bad-feature"),
+        ({"age": "old"}, "bad-feature"),
+        ({"sex": "X"}, "unseen-category"),
+        ({"sex": ""}, "bad-feature"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_named_with_its_row(change: dict[str, str], code: str) -> None:
+    cases = cases_of(ROW, ROW, ROW, {**ROW, **change}, val=2)
+    _, (finding,) = examine_outcomes(config_of(features=["age", "sex"]), cases)
+    assert (finding.code, finding.case, finding.file) == (code, "c3", "row 5")
+    with pytest.raises(DataError, match="case c3: row 5: found"):
+        make_outcomes(config_of(features=["age", "sex"]), cases)
+
+
+def test_validation_that_tells_nothing_is_a_warning() -> None:
+    cases = cases_of(ROW, {**ROW, "event": "0"}, val=1)
+    _, (finding,) = examine_outcomes(config_of(), cases)
+    assert (finding.level, finding.code) == ("warning", "no-event")
+    classes = cases_of(*({**ROW, "class": name} for name in "xyx"), val=1)
+    _, (finding,) = examine_outcomes(config_of("classification"), classes)
+    assert (finding.level, finding.code) == ("warning", "one-class")
+    make_outcomes(config_of("classification"), classes)
+
+
+def test_without_targets_only_features_are_looked_at() -> None:
+    outcomes = make_outcomes(config_of(features=["age"]), cases_of(ROW, {**ROW, "age": "52"}))
+    unknown = cases_of({"age": "54"})
+    encoded, findings = encode(outcomes.encoding, unknown, targets=False)
+    assert findings == []
+    assert encoded.features.tolist() == [[3.0]]
+
+
+@given(
+    some.lists(
+        some.tuples(
+            some.floats(0, 1e6), some.booleans(), some.floats(-1e9, 1e9), some.sampled_from(["F", "M", "=1+1"])
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_numbers_are_kept_to_the_bit(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+    tmp_path = tmp_path_factory.mktemp("o")
+    cells = [{"time": repr(t), "event": str(int(e)), "age": repr(a), "sex": s} for t, e, a, s in rows]
+    cells.append({**ROW, "event": "1"})
+    outcomes = make_outcomes(config_of(features=["age", "sex"]), cases_of(*cells))
+    write_outcomes(tmp_path / "o.csv", tmp_path / "e.json", outcomes)
+    again = read_outcomes(tmp_path / "o.csv", tmp_path / "e.json")
+    assert (again.encoding, again.cases, again.splits) == (outcomes.encoding, outcomes.cases, outcomes.splits)
+    assert np.array_equal(again.targets, outcomes.targets)
+    assert np.array_equal(again.features, outcomes.features)
+
+
+@pytest.mark.parametrize("damage", ["", "case,split\nc0,train\n", "no table"])
+def test_a_damaged_table_is_refused(damage: str, tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "o.csv", tmp_path / "e.json", make_outcomes(config_of(), cases_of(ROW, ROW)))
+    (tmp_path / "o.csv").write_text(damage)
+    with pytest.raises(DataError, match=r"o\.csv: missing or damaged"):
+        read_outcomes(tmp_path / "o.csv", tmp_path / "e.json")
+
+
+def test_classes_come_in_the_order_of_numbers() -> None:
+    cases = cases_of(*({**ROW, "grade": grade} for grade in ("10", "2", "1", "2")))
+    outcomes = make_outcomes(config_of("classification", classes="grade"), cases)
+    assert outcomes.encoding.classes == ("1", "2", "10")
+    assert outcomes.targets[:, 0].tolist() == [2.0, 1.0, 0.0, 1.0]
+
+
+@given(
+    strata=some.lists(some.integers(0, 2), min_size=1, max_size=60),
+    batch=some.integers(1, 12),
+    epoch=some.integers(1, 5),
+)
+def test_a_balanced_epoch_has_every_case_once_and_each_stratum_evenly(
+    strata: list[int], batch: int, epoch: int
+) -> None:
+    stream = Stream(7, len(strata), 1, batch, strata=tuple(strata))
+    cases = stream.cases(epoch)
+    assert sorted(cases.tolist()) == list(range(len(strata)))
+    for stratum in set(strata):
+        share = strata.count(stratum) / len(strata)
+        seen = np.cumsum([strata[case] == stratum for case in cases])
+        expected = share * np.arange(1, len(strata) + 1)
+        assert np.abs(seen - expected).max() <= len(set(strata))
+
+
+def test_balance_changes_with_the_epoch_and_the_seed() -> None:
+    strata = tuple([0] * 20 + [1] * 5)
+    orders = {tuple(Stream(seed, 25, 1, 5, strata=strata).cases(epoch)) for seed in (0, 1) for epoch in (1, 2)}
+    assert len(orders) == 4
+
+
+@pytest.mark.parametrize(("horizon", "unit", "span"), [("1y", "days", 365.25), ("12m", "years", 1), ("2w", "days", 14)])
+def test_horizons_are_in_the_unit_of_the_table(horizon: str, unit: Any, span: float) -> None:
+    assert span_in(horizon, unit) == pytest.approx(span)
+
+
+@given(last=some.floats(0.1, 5000), unit=some.sampled_from(["days", "weeks", "months", "years"]))
+def test_chosen_horizons_lie_within_follow_up_and_rise(last: float, unit: Any) -> None:
+    spans = [span_in(horizon, unit) for horizon in choose_horizons(last, unit)]
+    assert len(spans) <= 5
+    assert all(span < last for span in spans)
+    assert spans == sorted(set(spans))
+    assert spans or last <= span_in("1d", unit) or math.isclose(last, span_in("1d", unit))
