@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -34,8 +35,8 @@ def choose_horizons(last: float, unit: TimeUnit, *, most: int = 5) -> list[str]:
     """The first whole years below `last` of the table's times; else months or days, spread evenly."""
     for letter in ("y", "m", "d"):
         one = span_in(f"1{letter}", unit)
-        if last > one:
-            number = int(last / one) if last % one else int(last / one) - 1
+        if last > one * (1 + 1e-9):
+            number = math.ceil(last / one - 1e-9) - 1
             steps = range(1, min(number, most) + 1) if letter == "y" else _spread(number, most)
             return [f"{step}{letter}" for step in steps]
     return []
