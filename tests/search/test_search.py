@@ -305,7 +305,7 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference:
             driver.send_signal(signal.SIGTERM)
             stopped = seat.end_of(driver)
         assert stopped.code == 75, stopped.err
-        assert "the others are saved" in stopped.err
+        assert "what the others had reached is saved" in stopped.err
         assert read_json(folder / "metrics.json")["state"] == "stopped"
         assert ledger(folder)[-1]["event"] == "stop"
         reached = step_of(trial(folder, 0))
