@@ -243,6 +243,7 @@ def test_the_cluster_page_can_be_followed(
     assert Path("runs/later/evaluations/test/cases.csv").exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.ray
 def test_the_page_of_searches_can_be_followed(checkout: Path, cli: Cli, cli_here: Cli) -> None:
     """The first search with one trial, extended by one; of the others the space is checked, or the job elsewhere."""

@@ -95,10 +95,11 @@ def test_interrupted_equals_uninterrupted(
     task: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert cli_here("train", write(task), "--devices", 2, "--run", whole).code == 0
-    stopped = cli_here("train", write(task), "train.stop_after={steps: 4}", "--devices", 2, "--run", parts)
+    words = ["train", write(task), "--devices", 2 if task == "survival" else 1]
+    assert cli_here(*words, "--run", whole).code == 0
+    stopped = cli_here(*words, "train.stop_after={steps: 4}", "--run", parts)
     assert stopped.code == 75, stopped.err
-    assert cli_here("train", write(task), "--devices", 2, "--run", parts).code == 0
+    assert cli_here(*words, "--run", parts).code == 0
     assert losses(whole) == losses(parts)
     first, second = (load_checkpoint(run / "checkpoints" / "last") for run in (whole, parts))
     assert digest_of(first.model) == digest_of(second.model)

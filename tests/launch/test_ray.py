@@ -101,6 +101,7 @@ def test_a_killed_rank_is_started_again_from_the_checkpoint(
     assert ray_cluster.num_alive() == 3
 
 
+@pytest.mark.cluster
 def test_a_signal_saves_and_the_same_command_continues(
     ray_cluster: RayLab, seat: Seat, config: Path, local: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_signal_saves_and_the_same_command_continues(
     assert_same_training(run, local)
 
 
+@pytest.mark.cluster
 def test_a_signal_while_devices_are_waited_for(ray_cluster: RayLab, seat: Seat) -> None:
     (seat.folder / "long.py").write_text("import time; print('begun', flush=True); time.sleep(100)")
     held = ("launch", "long.py", "--on", "ray", "--devices", "2")

@@ -245,6 +245,7 @@ def test_a_failing_rank_is_on_the_screen_at_once(
     assert "rank one has had enough" in listed.out
 
 
+@pytest.mark.cluster
 def test_left_with_ctrl_c_then_cancelled_it_saves_and_goes_on(
     on_slurm: Callable[..., Finished],
     on_terminal: Callable[..., AbstractContextManager[Terminal]],

@@ -220,6 +220,7 @@ def test_a_search_that_is_done_is_not_done_again(reference: Reference, seat: Sea
     assert ((reference.folder / "trials.jsonl").read_bytes(), table(reference.folder)) == before
 
 
+@pytest.mark.cluster
 def test_a_raylet_and_then_the_driver_are_lost(
     reference: Reference, ray_cluster: RayLab, seat: Seat, config: Path
 ) -> None:
