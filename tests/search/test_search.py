@@ -27,6 +27,7 @@ from conftest import Cli, Finished
 from lab.ray import COUNT_NODES, RayLab, Seat, all_pids, await_step, environ_of, kill, ranks_in, step_of, words_of
 from lab.slurm import until
 from voxscale.config.load import read_config
+from voxscale.launch import ray_access
 from voxscale.search.samplers import propose
 from voxscale.train.events import read_events
 
@@ -294,7 +295,9 @@ def found_in(folder: Path) -> list[tuple[float, str, str]]:
 
 
 @pytest.mark.cluster
-def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference: Reference, seat: Seat) -> None:
+def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(
+    reference: Reference, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random with a seed, on an embedded Ray that ends with its driver."""
     space = {"optimizer.lr": {"choice": LRS}}
     config = seat.write("random.yaml", search={"space": space, "trials": 4, "seed": 9, "max_concurrent": 2})
@@ -324,7 +327,11 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(reference:
     assert not happened(folder, "lost")
     resumed = [e["step"] for e in read_events(trial(folder, 0) / "events.jsonl") if e["event"] == "resume"]
     assert resumed[0] == reached, "nothing that was trained before the signal is trained again"
-    assert not list(seat.room.glob("vx-*")), "what the killed driver left is swept by the next"
+    until(lambda: not seat.processes(), 30, lambda: f"left behind: {seat.processes()}")
+    assert len(list(seat.room.glob("vx-*"))) <= 1, "of the killed driver, unless the next came a minute later"
+    monkeypatch.setattr(ray_access, "_NEW_S", 0.0)
+    ray_access._sweep(seat.room)
+    assert not list(seat.room.glob("vx-*"))
 
 
 @pytest.mark.cluster

@@ -252,10 +252,19 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
 
 @contextlib.contextmanager
 def _agent_folder() -> Iterator[Path]:
-    """For what torch's agent writes about its ranks; by itself it would leave a folder behind each time."""
+    """For what torch's agent writes about its ranks; by itself it would leave a folder behind each time.
+
+    It is locked while it is used, and those of killed agents go.
+    """
+    for left in Path(tempfile.gettempdir()).glob("vx-agent-*"):
+        with contextlib.suppress(OSError), (left / "held").open("r+") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="vx-agent-"))
     try:
-        yield folder
+        with (folder / "held").open("w") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX)
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,7 +22,7 @@ from voxscale.files import is_locked, locked
 from voxscale.launch.ray_node import RAY_PROGRAM
 
 _PREFIX, _LOCK = "vx-", "lock"
-_NEW_S = 60.0  # a folder may be about to be locked
+_NEW_S = 60.0  # a lock may be about to be taken; and a killed cluster's own processes need the folder to end
 _HEALTHY, _REFUSED, _SILENT = "healthy", "refused", "silent"
 ANSWER_S = 10.0  # within which a cluster has to answer
 _AUTHENTICATE = "give the cluster's token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
@@ -68,8 +68,9 @@ def _short_folder() -> Path:
 def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
+            lock = (folder / _LOCK).stat()  # other folders of that name have none
             is_old = time.time() - folder.stat().st_ctime > _NEW_S
-            if is_old and folder.stat().st_uid == os.getuid() and not is_locked(folder / _LOCK):
+            if is_old and lock.st_uid == os.getuid() and not is_locked(folder / _LOCK):
                 shutil.rmtree(folder)
 
 
