@@ -153,8 +153,11 @@ class RayLab:
         return int(done.stdout)
 
     def close(self) -> None:
+        below = [pid for program in self._programs for pid in descendants(program.pid)]
         for program in self._programs:
             program.kill()
+        for pid in below:  # Ray's agents write their titles over the mark
+            kill(pid)
         mine = f"{self.root.name}/"
 
         def gone() -> bool:
@@ -169,6 +172,15 @@ class RayLab:
             for program in self._programs:
                 program.wait(10)
             shutil.rmtree(self.root, ignore_errors=True)
+
+
+def descendants(pid: int) -> list[int]:
+    """What a process has started, and what that has."""
+    children: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += map(int, (thread / "children").read_text().split())
+    return [*children, *(further for child in children for further in descendants(child))]
 
 
 class Seat:
