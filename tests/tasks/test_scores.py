@@ -52,13 +52,13 @@ def test_exclusive_classes_agree_with_scikit_learn(seed: int, count: int, classe
         oracle.confusion_matrix(truth, predicted, labels=range(classes)),
     )
     f1 = oracle.f1_score(truth, predicted, labels=range(classes), average=None, zero_division=np.nan)
-    _same(found, "f1", names, f1)
+    _assert_same(found, "f1", names, f1)
     assert [None if math.isnan(each) else pytest.approx(each, abs=CLOSE) for each in f1] == scores.f1(
         truth, predicted, classes
     )
     assert found["f1/mean"] == pytest.approx(oracle.f1_score(truth, predicted, average="macro"), abs=CLOSE)
-    _same(found, "auroc", names, [_auroc(truth == n, probabilities[:, n]) for n in range(classes)])
-    _same(found, "auprc", names, [_auprc(truth == n, probabilities[:, n]) for n in range(classes)])
+    _assert_same(found, "auroc", names, [_auroc(truth == n, probabilities[:, n]) for n in range(classes)])
+    _assert_same(found, "auprc", names, [_auprc(truth == n, probabilities[:, n]) for n in range(classes)])
 
 
 @settings(max_examples=30, deadline=None)
@@ -86,14 +86,14 @@ def test_labels_that_hold_at_once_agree_with_scikit_learn(seed: int, count: int,
     found = defined(scores.score_labels(truth, probabilities, names))
     predicted = (probabilities >= 0.5).astype(int)
     columns = range(labels)
-    _same(found, "accuracy", names, [np.mean(truth[:, n] == predicted[:, n]) for n in columns])
+    _assert_same(found, "accuracy", names, [np.mean(truth[:, n] == predicted[:, n]) for n in columns])
     f1 = [oracle.f1_score(truth[:, n], predicted[:, n], zero_division=np.nan) for n in columns]
-    _same(found, "f1", names, f1)
-    _same(found, "auroc", names, [_auroc(truth[:, n] == 1, probabilities[:, n]) for n in columns])
-    _same(found, "auprc", names, [_auprc(truth[:, n] == 1, probabilities[:, n]) for n in columns])
+    _assert_same(found, "f1", names, f1)
+    _assert_same(found, "auroc", names, [_auroc(truth[:, n] == 1, probabilities[:, n]) for n in columns])
+    _assert_same(found, "auprc", names, [_auprc(truth[:, n] == 1, probabilities[:, n]) for n in columns])
     recalls = [[np.mean(predicted[truth[:, n] == v, n] == v) for v in np.unique(truth[:, n])] for n in columns]
-    _same(found, "balanced_accuracy", names, [np.mean(each) for each in recalls])
-    _same(found, "calibration_error", names, [_calibration(truth[:, n], probabilities[:, n]) for n in columns])
+    _assert_same(found, "balanced_accuracy", names, [np.mean(each) for each in recalls])
+    _assert_same(found, "calibration_error", names, [_calibration(truth[:, n], probabilities[:, n]) for n in columns])
 
 
 @settings(max_examples=80, deadline=None)
@@ -235,7 +235,7 @@ def _taken(argument: Any, row: NDArray[np.int64]) -> Any:
     return argument[row] if isinstance(argument, np.ndarray) else argument
 
 
-def _same(found: dict[str, float], metric: str, names: list[str], expected: Any) -> None:
+def _assert_same(found: dict[str, float], metric: str, names: list[str], expected: Any) -> None:
     known = {name: float(value) for name, value in zip(names, expected, strict=True) if not math.isnan(value)}
     assert {name: found[f"{metric}/{name}"] for name in names if f"{metric}/{name}" in found} == pytest.approx(
         known, abs=CLOSE

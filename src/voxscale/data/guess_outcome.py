@@ -15,6 +15,7 @@ from voxscale.data.formats import table
 from voxscale.data.formats.sources import VOLUME_ENDINGS, shown
 from voxscale.data.images import IMAGE_ENDINGS
 from voxscale.data.outcome_columns import CLASSES, EVENTS, TIMES, known_column, outcome_columns, word_of
+from voxscale.data.outcomes import is_number
 from voxscale.errors import DataError
 
 _MOST_CATEGORIES = 20
@@ -111,7 +112,7 @@ def _useless(cells: Sequence[str]) -> str:
         return "one value"
     if any(cell.lower().endswith((*VOLUME_ENDINGS, *IMAGE_ENDINGS)) for cell in distinct):
         return "paths"
-    if sum(_is_number(cell) for cell in cells) * 2 <= len(cells) and len(distinct) > _MOST_CATEGORIES:
+    if sum(is_number(cell) for cell in cells) * 2 <= len(cells) and len(distinct) > _MOST_CATEGORIES:
         return f"{len(distinct)} different words"
     return ""
 
@@ -133,12 +134,4 @@ def _followed(content: table.Table, column: str) -> float:
 
 def _numbers(content: table.Table, column: str) -> list[float]:
     cells = (row[column].strip() for row in content.rows.values())
-    return [value for cell in cells if _is_number(cell) and math.isfinite(value := float(cell))]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    return [value for cell in cells if is_number(cell) and math.isfinite(value := float(cell))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from voxscale.config.data import Columns
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case
-from voxscale.data.formats.sources import shown
+from voxscale.data.formats.sources import nearest, shown
 from voxscale.errors import DataError
 
 # Of several that a table has, the first counts.
@@ -103,13 +102,7 @@ def word_of(column: str) -> str:
 
 def _missing(role: str, columns: Sequence[str], header: Collection[str]) -> list[str]:
     return [
-        f"data.columns.{role}: found no column {shown(column)}{_nearest(column, header)}"
+        f"data.columns.{role}: found no column {shown(column)}{nearest(column, header)}"
         for column in columns
         if column not in header
     ]
-
-
-def _nearest(column: str, header: Collection[str]) -> str:
-    by_lower = {name.casefold(): name for name in header}
-    close = difflib.get_close_matches(column.casefold(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

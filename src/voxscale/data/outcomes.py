@@ -276,7 +276,7 @@ def _fit_classes(columns: OutcomeColumns, training: Sequence[Case]) -> tuple[str
 def _fit_feature(column: str, training: Sequence[Case], findings: list[Finding]) -> Numeric | Categorical:
     """Numbers where most cells are, else categories."""
     cells = [cell for case in training if (cell := case.row.get(column, "").strip())]
-    if sum(map(_is_number, cells)) * 2 > len(cells):
+    if sum(map(is_number, cells)) * 2 > len(cells):
         return _fit_numbers(column, training)
     categories = tuple(sorted(set(cells), key=_in_number_order))
     if len(categories) > _MOST_CATEGORIES:
@@ -290,7 +290,7 @@ def _fit_feature(column: str, training: Sequence[Case], findings: list[Finding])
 def _fit_numbers(column: str, training: Sequence[Case]) -> Numeric:
     """A column without any spread is scaled by 1: it says nothing, and harms nothing."""
     cells = [case.row.get(column, "").strip() for case in training]
-    values = np.array([float(cell) for cell in cells if _is_number(cell) and math.isfinite(float(cell))])
+    values = np.array([float(cell) for cell in cells if is_number(cell) and math.isfinite(float(cell))])
     if not len(values):
         return Numeric(column, 0.0, 1.0)
     return Numeric(column, float(values.mean()), float(values.std()) or 1.0)
@@ -302,10 +302,10 @@ def _cell(case: Case, column: str) -> str:
 
 def _in_number_order(name: str) -> tuple[float, str]:
     """Grades 2 and 10 in the order of numbers."""
-    return (float(name) if _is_number(name) and not math.isnan(float(name)) else math.inf, name)
+    return (float(name) if is_number(name) and not math.isnan(float(name)) else math.inf, name)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:

@@ -31,14 +31,10 @@ def bootstrap(metrics: Mapping[str, Metric], num_cases: int) -> Summary:
 
     What was fitted on training rows (the baseline hazard, the censoring distribution) stays as it is.
     """
-    values = {name: once(metric, num_cases) for name, metric in metrics.items()}
-    defined = {name: value for name, value in values.items() if value is not None}
-    resampled: dict[str, list[float]] = {name: [] for name in defined}
-    for counts in resamples(num_cases) if defined else ():
-        for name, found in resampled.items():
-            value = metrics[name](counts)
-            found.extend(value[~np.isnan(value)].tolist())
-    return {name: of_cohort(value, resampled[name]) for name, value in defined.items()}
+    defined = {name: metric for name, metric in metrics.items() if once(metric, num_cases) is not None}
+    return summarise_scores(
+        lambda counts: {name: metric(counts) for name, metric in defined.items()}, num_cases, list(defined)
+    )
 
 
 def resamples(num_cases: int) -> Iterator[Array]:

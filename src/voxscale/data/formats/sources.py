@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,13 @@ def shown(value: object) -> str:
     """A value from a file in a form that is safe and short enough for a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}…{text[-15:]}"
+
+
+def nearest(column: str, columns: Iterable[str]) -> str:
+    """A question for the end of a message: the column that was probably meant, if one is like it."""
+    by_lower = {name.casefold(): name for name in columns}
+    close = difflib.get_close_matches(column.casefold(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def _printable(name: str) -> str:

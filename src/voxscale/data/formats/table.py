@@ -7,7 +7,6 @@ them, so they may also be absolute. Rows are numbered as a spreadsheet does: the
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from voxscale.config.data import Columns, Data
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding
-from voxscale.data.formats.sources import VOLUME_ENDINGS, distinct_names, error, is_file, shown, what_is_at
+from voxscale.data.formats.sources import VOLUME_ENDINGS, distinct_names, error, is_file, nearest, shown, what_is_at
 from voxscale.errors import DataError
 
 LAYOUT = "a .csv or .tsv table with a column of image paths (e.g. image or NIFTI path), and labels or outcomes"
@@ -132,7 +131,7 @@ def find_roles(table: Table, given: Columns, name: str) -> Roles:
     images = (given.image,) if isinstance(given.image, str) else given.image or ()
     asked = {"image": images, **{role: (getattr(given, role),) for role in ("label", "case", "patient")}}
     problems = [
-        f"{name}: data.columns.{role}: found no column {shown(column)}{_nearest(column, table.columns)}"
+        f"{name}: data.columns.{role}: found no column {shown(column)}{nearest(column, table.columns)}"
         for role, columns in asked.items()
         for column in columns
         if column is not None and column not in table.columns
@@ -214,12 +213,6 @@ def _delimiter(path: Path, text: str) -> str:
         return "\t"
     header = re.split(r"[\r\n]", text, maxsplit=1)[0]
     return max(",;\t", key=re.sub(r'"[^"]*"', "", header).count)
-
-
-def _nearest(column: str, columns: Sequence[str]) -> str:
-    by_lower = {name.casefold(): name for name in columns}
-    close = difflib.get_close_matches(column.casefold(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def _at(source: Path, number: int) -> str:
