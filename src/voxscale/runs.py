@@ -123,6 +123,11 @@ class RunFolder:
     def owner_lock(self) -> Path:
         return self.launch / "owner.lock"
 
+    @property
+    def submit_lock(self) -> Path:
+        """Held while jobs are handed to SLURM, so that no two commands submit one run."""
+        return self.launch / "submit.lock"
+
     def evaluation(self, name: str) -> Path:
         return self.root / "evaluations" / name
 

@@ -334,6 +334,28 @@ def test_prepare_train_and_evaluate_hang_together(
     assert len(rows) == 9
 
 
+@pytest.mark.parametrize("is_new", [True, False], ids=["a-new-run", "a-stopped-run"])
+def test_commands_at_the_same_moment_submit_one_job(
+    is_new: bool,
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    run, config = tmp_path / "run", write_config(**SHORT)
+    submit = ("train", config, "--devices", 1, "--run", run, "--detach")
+    with idle_slurm.occupy(NODES):
+        if not is_new:
+            assert on_slurm(*submit).code == 0
+            assert cli("cancel", run, env=idle_slurm.environ).code == 0
+        with ThreadPoolExecutor(3) as several:
+            ends = [each.result() for each in [several.submit(on_slurm, *submit) for _ in range(3)]]
+        assert sorted(end.code for end in ends) == [0, 4, 4], [end.err for end in ends]
+        assert len(json.loads((run / "launch" / "jobs.json").read_text())["jobs"]) == (1 if is_new else 2)
+        assert cli("cancel", run, env=idle_slurm.environ).code == 0
+
+
 def test_a_job_that_cannot_open_its_data_says_so(
     on_slurm: Callable[..., Finished], write_config: Callable[..., Path], dataset: Path, tmp_path: Path
 ) -> None:

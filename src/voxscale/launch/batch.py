@@ -14,7 +14,7 @@ from voxscale.config.schema import Config
 from voxscale.config.site import Site
 from voxscale.data.build import store_root
 from voxscale.errors import InfrastructureError, VoxscaleError
-from voxscale.files import read_json, write_json, write_text
+from voxscale.files import locked, read_json, write_json, write_text
 from voxscale.launch.container import folders_of
 from voxscale.launch.image import make_ready
 from voxscale.launch.sbatch import (
@@ -35,6 +35,7 @@ TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH = (
 )  # fmt: skip
 
 
+_ADVANCING = frozenset({OPEN, TRAIN, COLLECT, SEARCH})  # jobs that carry a run on: one of them at a time
 END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
 
 
@@ -196,6 +197,15 @@ def submit_jobs(
     What was submitted is recorded before the next; where one is refused, those before it are cancelled.
     """
     folder = RunFolder(next(iter(jobs.values())).folder)
+    with locked(folder.submit_lock):
+        if not _ADVANCING.isdisjoint(jobs):
+            refuse_if_queued(folder, environ)  # asked before too; another command may have submitted it since
+        return _submit_in_order(jobs, site, environ, folder, after)
+
+
+def _submit_in_order(
+    jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str], folder: RunFolder, after: Sequence[int]
+) -> list[Submitted]:
     earlier = read_jobs(folder)
     submitted: list[Submitted] = []
     waits_for = list(after)
@@ -254,7 +264,7 @@ def read_jobs(run: RunFolder) -> list[Submitted]:
 def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
     """A run that waits in the queue, or trains, is not submitted twice."""
     for job, state in unfinished_jobs(run, environ):
-        if job.kind in (OPEN, TRAIN, COLLECT, SEARCH):
+        if job.kind in _ADVANCING:
             raise InfrastructureError(
                 f"run {run.root}: job {job.id} is {state} for it already",
                 fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",
