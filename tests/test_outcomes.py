@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml import safe_dump
+from yaml import safe_dump, safe_load
 
 from conftest import Cli
 from lab.ray import RayLab, Seat
@@ -325,3 +325,56 @@ def test_two_nodes_of_ray_train_as_two_devices_do(
     done = seat.run("train", write("survival"), *where, "--run", "cox-on-ray", **ray_cluster.environ)
     assert done.code == 0, done.err
     assert_same_training(seat.folder / "cox-on-ray", of_two)
+
+
+@pytest.mark.cluster
+def test_folds_of_a_cohort_are_an_array(
+    idle_slurm: SlurmLab, cli: Cli, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each column is one fold; what a fold learns from its training rows, another does not see."""
+    site = tmp_path / "lab.yaml"
+    site.write_text("cpus_per_device: 1\n")
+    words = ["train", write("survival"), "data.split={column: [Fold_1, Fold_2]}", "--devices", 1, "--folds", "all"]
+    done = cli(*words, "--on", "slurm", "--site", site, "--run", tmp_path / "there", "--json", env=idle_slurm.environ)
+    assert done.code == 0, done.err
+    here = cli(*words, "--run", tmp_path / "here", "--json")
+    assert here.code == 0, here.err
+    for fold in ("fold-1", "fold-2"):
+        assert_same_training(tmp_path / "there" / fold, tmp_path / "here" / fold)
+    encodings = {(tmp_path / "there" / fold / "encoding.json").read_text() for fold in ("fold-1", "fold-2")}
+    assert len(encodings) == 2
+    assert done.json["summary"] == here.json["summary"]
+
+
+@pytest.mark.cluster
+@pytest.mark.ray
+def test_a_search_goes_where_its_metric_is_better(
+    ray_cluster: RayLab, seat: Seat, write: Callable[[str], Path]
+) -> None:
+    """TPE and ASHA on a metric of which less is better, though no mode is set."""
+    space = {"optimizer.lr": {"loguniform": [1e-4, 1e-2]}}
+    section = {"metric": "mae/age", "sampler": "tpe", "trials": 4, "scheduler": "asha", "space": space}
+    content = safe_load(write("regression").read_text())
+    config = seat.folder / "search-outcome.yaml"
+    config.write_text(safe_dump({**content, "search": section}))
+    done = seat.run("search", config, "--run", "of-outcome", "--json", **ray_cluster.environ)
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader((seat.folder / "of-outcome" / "trials.csv").open()))
+    assert len(rows) == 4
+    values = {row["trial"]: float(row["mae/age"]) for row in rows if row["state"] == "done"}
+    assert done.json["best"]["value"] == min(values.values()) < max(values.values())
+    assert done.json["mode"] == "min"
+    best = seat.run("train", "of-outcome/best.yaml", "--run", "best-of-outcome", "--json")
+    assert best.code == 0, best.err
+    assert best.json["best"]["value"] == done.json["best"]["value"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("depth", [34, 50, 101, 152])
+def test_every_depth_trains(depth: int, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path) -> None:
+    """At its own width, on two ranks; the loss falls."""
+    model = ["model.width=64", f"model.depth={depth}", "model.groups=8", "optimizer.lr=0.001"]
+    done = cli_here("train", write("survival"), *model, "train.epochs=3", "--devices", 2, "--run", tmp_path / "run")
+    assert done.code == 0, done.err
+    each = losses(tmp_path / "run")
+    assert sum(each[-3:]) < sum(each[:3])

@@ -474,18 +474,23 @@ def test_what_the_cluster_or_the_task_does_not_have(reference: Reference, ray_cl
     """Nothing is written, and no earlier search moved aside for it."""
     large = seat.write("large.yaml", search={"space": SPACE, "per_trial": {"devices": 64}})
     unknown = seat.write("unknown.yaml", search={"space": SPACE, "metric": "dice/men"})
+    contrary = seat.write("contrary.yaml", search={"space": SPACE, "mode": "min"})
     with (
         seat.started("search", large, "--run", "large", **ray_cluster.environ) as one,
         seat.started("search", unknown, "--fresh", "--run", reference.folder, **ray_cluster.environ) as other,
+        seat.started("search", contrary, "--run", "contrary", **ray_cluster.environ) as third,
     ):
-        refused, missing = seat.end_of(one), seat.end_of(other)
+        refused, missing, worst = seat.end_of(one), seat.end_of(other), seat.end_of(third)
     assert refused.code == 4, refused.err
     assert "search.per_trial.devices 64: the largest node of the Ray cluster has 2 CPUs" in refused.err
     assert missing.code == 2, missing.err
     assert "search.metric: found 'dice/men', expected one that trials report: " in missing.err
     assert "dice/ball" in missing.err
     assert METRIC in missing.err
+    assert worst.code == 2, worst.err
+    assert f"search.mode: found min, but more of {METRIC} is better" in worst.err
     assert not (seat.folder / "large").exists()
+    assert not (seat.folder / "contrary").exists()
     assert reference.done.json["best"] == read_json(reference.folder / "metrics.json")["best"]
     assert not list(seat.folder.glob("reference.old*"))
 

@@ -186,13 +186,14 @@ class PerTrial(Section):
 class Search(Section):
     """Many runs of one config, each with other values of the fields in `space`.
 
-    `metric` null is validate.metric. `sampler: auto` is grid where every dimension is a `grid`, else random; a
+    `metric` null is validate.metric. `mode: auto` is as better values of it go: less of an error, more of a score.
+    `sampler: auto` is grid where every dimension is a `grid`, else random; a
     `grid` dimension under another sampler is drawn from like a `choice`. Every configuration runs `seeds` times, with
     train.seed, train.seed + 1 and so on.
     """
 
     metric: Annotated[str, Field(min_length=1)] | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["auto", "max", "min"] = "auto"
     trials: Positive | None = None
     sampler: Literal["auto", "grid", "random", "tpe"] = "auto"
     seed: Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**63)] = 0
@@ -208,6 +209,11 @@ class Search(Section):
         if self.sampler != "auto":
             return self.sampler
         return "grid" if all(dimension.kind == "grid" for dimension in self.space.values()) else "random"
+
+    @property
+    def direction(self) -> Literal["max", "min"]:
+        """Which of two values is the better one. `auto` is settled when the search is opened."""
+        return "min" if self.mode == "min" else "max"
 
     @property
     def num_points(self) -> int:

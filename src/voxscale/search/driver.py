@@ -255,7 +255,7 @@ class Driver:
             )
             if validations is None:
                 return
-            self._halving = Halving(self.search.scheduler, validations, self.search.mode, self._verdicts)
+            self._halving = Halving(self.search.scheduler, validations, self.search.direction, self._verdicts)
         names = {trial.name: self.progress[trial.index].values for trial in self.trials}
         for verdict in self._halving.judge(names, {str(index) for index in self.running}):
             self._verdicts.append(verdict)
@@ -300,7 +300,7 @@ class Driver:
         progress.look()
         metrics = read_json(run.metrics) if run.metrics.exists() else {}
         trial.state, trial.why, trial.was_lost = state, why, was_lost
-        trial.value = best_value(progress.values, self.search.mode) if state in (DONE, PRUNED) else None
+        trial.value = best_value(progress.values, self.search.direction) if state in (DONE, PRUNED) else None
         trial.steps, trial.wall_s = progress.step, float(metrics.get("wall_s", 0.0))
         told = {"value": trial.value, "steps": trial.steps, "wall_s": trial.wall_s, "why": why}
         self._ledger.write("end", trial=trial.index, state=state, **told, **({"lost": True} if was_lost else {}))
@@ -348,7 +348,7 @@ class Driver:
 
     def best(self) -> Trial | None:
         """The best trial so far: of those that ran to their end, else of those that were stopped."""
-        return best_trial(self.trials, self.search.mode)
+        return best_trial(self.trials, self.search.direction)
 
     def time_left_s(self) -> float | None:
         """By what trials took so far and how many there is room for at once; None where nothing is known yet."""

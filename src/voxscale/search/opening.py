@@ -28,7 +28,7 @@ from voxscale.search.samplers import propose
 from voxscale.search.space import MAX_CHECKED, check_space, with_params
 from voxscale.train.ownership import refuse_if_live
 
-_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials", "metric")
+_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials", "metric", "mode")
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,17 @@ def prepare_search(
     share, ranks = share_of_trial(search.per_trial, nodes)
     if folder.exists and not fresh:
         held = read_config(folder.config)
-        search = search.model_copy(update={"metric": section_of(held).metric})
+        then = section_of(held)
+        search = search.model_copy(update={"metric": then.metric, "mode": then.mode})
         held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
         return OpenedSearch(folder, held, search, share, ranks, held=True)
     machine = look_at_machine(environ)
-    asked, config = config, _settled(config, environ)
-    search = section_of(config)
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     cases = split_prepared(manifest.cases, config, store)
-    opened = OpenedSearch(folder, config, search, share, ranks, cases=cases)
     outcomes = make_outcomes(config, cases) if config.predicts_outcomes else None
-    _refuse_unknown_metric(asked, opened.metric, store, outcomes)
+    config = _settled(config, store, outcomes, environ)
+    opened = OpenedSearch(folder, config, section_of(config), share, ranks, cases=cases)
     settled = _refuse_indivisible(opened)
     check_task(settled, store, cases, outcomes)
     return opened
@@ -166,28 +165,38 @@ def section_of(config: Config) -> Search:
     return config.search
 
 
-def _settled(config: Config, environ: Mapping[str, str]) -> Config:
+def _settled(config: Config, store: Store, outcomes: Outcomes | None, environ: Mapping[str, str]) -> Config:
     """What trials share: one place for the store, and the metric that chooses each one's best model."""
     search = section_of(config)
-    data = config.data.model_copy(update={"store": str(store_root(config.data, environ))})
-    changes: dict[str, object] = {"data": data}
-    if search.metric is not None and search.mode == "max":
-        changes["validation"] = config.validation.model_copy(update={"metric": search.metric})
-    search = search.model_copy(update={"metric": search.metric or config.validation.metric})
-    return config.model_copy(update={**changes, "search": search})
+    metric = search.metric or config.validation.metric
+    mode = _direction_of(metric, search, config, store, outcomes)
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"store": str(store_root(config.data, environ))}),
+            "validation": config.validation.model_copy(update={"metric": metric}),
+            "search": search.model_copy(update={"metric": metric, "mode": mode}),
+        }
+    )
 
 
-def _refuse_unknown_metric(asked: Config, metric: str, store: Store, outcomes: Outcomes | None) -> None:
-    """`asked` is the config before the search's metric became that of its validations, which would be blamed for it."""
+def _direction_of(metric: str, search: Search, config: Config, store: Store, outcomes: Outcomes | None) -> str:
+    """Whether more or less of a metric is better, as its task says. Refuses one that it does not report."""
     from voxscale.tasks import Task, build_outcome_task, build_task
 
-    task: Task = build_task(asked, store) if outcomes is None else build_outcome_task(asked, outcomes)
+    task: Task = build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
     known = task.metrics(full=False)
     if metric not in known:
         raise ConfigError(
             f"search.metric: found {metric!r}, expected one that trials report: {', '.join(known)}",
             fix="set search.metric to one of them",
         )
+    better, direction = ("less", "min") if task.prefers_low(metric) else ("more", "max")
+    if search.mode not in ("auto", direction):
+        raise ConfigError(
+            f"search.mode: found {search.mode}, but {better} of {metric} is better",
+            fix=f"set it to {direction}, or leave it out",
+        )
+    return direction
 
 
 def _refuse_other(folder: SearchFolder, config: Config) -> None:
@@ -203,6 +212,9 @@ def _refuse_other(folder: SearchFolder, config: Config) -> None:
     metrics = [section_of(each).metric or each.validation.metric for each in (asked, then)]
     if metrics[0] != metrics[1]:
         found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
+    mode = section_of(asked).mode
+    if mode not in ("auto", section_of(then).mode):
+        found.append(f"search.mode is {section_of(then).mode} there, {mode} here")
     begun = math.ceil(
         len(read_ledger(folder.ledger).trials) / section_of(then).seeds
     )  # more than at first, if extended

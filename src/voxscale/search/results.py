@@ -35,6 +35,7 @@ def write_results(opened: OpenedSearch, trials: Sequence[Trial], *, state: str, 
         "task": "search",
         "state": state,
         "metric": opened.metric,
+        "mode": opened.search.direction,
         "best": None
         if best is None
         else {"trial": best.index, "metric": opened.metric, "value": best.value, "params": best.params},
@@ -69,11 +70,11 @@ def wall_s_of(folder: SearchFolder) -> float:
 def best_of_search(opened: OpenedSearch, trials: Sequence[Trial]) -> Trial | None:
     """The best trial; where each configuration ran with several seeds, the first run of the one with the best mean."""
     if opened.search.seeds == 1:
-        return best_trial(trials, opened.search.mode)
+        return best_trial(trials, opened.search.direction)
     rows = [row for row in _configurations(opened, trials) if row["runs"] == opened.search.seeds]
     if not rows:
-        return best_trial(trials, opened.search.mode)
-    sign = 1 if opened.search.mode == "max" else -1
+        return best_trial(trials, opened.search.direction)
+    sign = 1 if opened.search.direction == "max" else -1
     chosen = max(rows, key=lambda row: (sign * row["mean"], -row["configuration"]))
     return trials[int(chosen["configuration"]) * opened.search.seeds]
 
@@ -147,7 +148,7 @@ def render_outcome(root: Path, metrics: dict[str, Any]) -> str:
     metric = metrics["metric"]
     config = read_config(folder.config)
     rows = [row for row in read_csv(folder.table) if row[metric]]
-    sign = 1 if config.search is None or config.search.mode == "max" else -1
+    sign = 1 if config.search is None or config.search.direction == "max" else -1
     rows.sort(key=lambda row: (-sign * float(row[metric]), int(row["trial"])))
     paths = list(config.search.space) if config.search is not None else []
     cells = [["trial", "state", *paths, metric, "steps"]]

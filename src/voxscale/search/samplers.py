@@ -84,7 +84,7 @@ def _tpe_point(search: Search, index: int, history: Sequence[Seen]) -> dict[str,
         study = optuna.create_study(
             storage=optuna.storages.InMemoryStorage(),
             sampler=sampler,
-            direction="maximize" if search.mode == "max" else "minimize",
+            direction="maximize" if search.direction == "max" else "minimize",
         )
         study.add_trials(list(_replay(optuna, search, distributions, history)))
         trial = study.ask(distributions)

@@ -56,7 +56,7 @@ def render_table(driver: Driver) -> Any:
         table.add_column(name)
     for trial in _shown(driver):
         progress = driver.progress[trial.index]
-        value = trial.value if trial.has_ended else best_value(progress.values[-1:], driver.search.mode)
+        value = trial.value if trial.has_ended else best_value(progress.values[-1:], driver.search.direction)
         style = "bold green" if best is not None and trial.index == best.index else ""
         table.add_row(
             str(trial.index),
@@ -70,7 +70,7 @@ def render_table(driver: Driver) -> Any:
 
 
 def _shown(driver: Driver) -> list[Trial]:
-    sign = 1 if driver.search.mode == "max" else -1
+    sign = 1 if driver.search.direction == "max" else -1
     running = [trial for trial in driver.trials if not trial.has_ended]
     ended = [trial for trial in driver.trials if trial.has_ended]
     ended.sort(key=lambda trial: (trial.value is None, -sign * (trial.value or 0.0)))
