@@ -66,6 +66,7 @@ def save_checkpoint(run: RunFolder, checkpoint: Checkpoint, *, keep: int, is_bes
         _OPTIMIZER: save(_contiguous(checkpoint.optimizer)),
         _STATE: _canonical({"schema": SCHEMA_VERSION, **checkpoint.state}),
     }
+    remove_temporaries(run.checkpoints)
     if not _is_valid(folder):
         remove(folder)
         _write(folder, contents)
@@ -121,7 +122,6 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
     needed = sum(len(content) for content in contents.values())
     try:
-        remove_temporaries(folder.parent)
         with publish(folder) as temporary:
             temporary.mkdir()
             for name, content in contents.items():

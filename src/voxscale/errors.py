@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -27,7 +28,7 @@ class VoxscaleError(Exception):
         """One error that lists every finding of a check, a line each."""
         return cls("\n".join(findings), fix=fix)
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, Any]:
         return {"code": self.code, "message": self.message, "fix": self.fix}
 
     def as_text(self) -> str:
@@ -52,6 +53,28 @@ class OutOfMemoryError(TrainingError):
     """What was asked for does not fit the device: the same start would come to the same end."""
 
     code = "out_of_memory"
+
+
+ANOTHER_RANK = "another rank"  # whoever started the ranks knows which
+
+
+class LostContactError(TrainingError):
+    """Another rank is gone, or silent: a consequence. `cases` are those of each rank in the step it was noticed in."""
+
+    code = "lost_contact"
+
+    def __init__(self, message: str, *, fix: str = "", step: int = 0, cases: Sequence[Sequence[str]] = ()) -> None:
+        super().__init__(message, fix=fix)
+        self.step, self.cases = step, cases
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "step": self.step, "cases": self.cases}
+
+
+class TimedOutError(LostContactError):
+    """Another rank did not answer in time; it may still live."""
+
+    code = "timed_out"
 
 
 class ConfigError(VoxscaleError):

@@ -138,6 +138,18 @@ def gather_records(records: list[dict[str, Any]], world: World, device: torch.de
     return [record for part in texts for record in json.loads(part)]
 
 
+@contextmanager
+def in_turn(total: torch.Tensor, world: World) -> Iterator[None]:
+    """Ranks work on `total` one after another, each on what those before it made of it; all end with the last's."""
+    if world.rank > 0:
+        dist.recv(total, world.rank - 1)
+    yield
+    if world.rank + 1 < world.size:
+        dist.send(total, world.rank + 1)
+    if world.size > 1:
+        dist.broadcast(total, world.size - 1)
+
+
 def share_buffers(model: torch.nn.Module, world: World) -> None:
     """Give every rank what rank 0 has beside its parameters: running statistics differ where ranks keep their own."""
     if world.size > 1:
@@ -176,6 +188,11 @@ def time_all_reduce(num_bytes: int, world: World, device: torch.device, *, repea
 def barrier(world: World) -> None:
     if world.size > 1:
         dist.barrier()
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether an error only says that another rank did not answer in time."""
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in ("Timed out", "timed out", "timeout"))
 
 
 def is_lost_contact(error: BaseException) -> bool:

@@ -143,13 +143,33 @@ def test_a_killed_rank_is_named_and_the_run_can_go_on(
         _, err = job.communicate(timeout=30)
     assert time.monotonic() - killed < 5
     assert job.returncode == 1
-    assert "rank 1 was killed by signal 9" in err
+    assert re.search(r"rank 1 was killed by signal 9 at step \d+, with cases \S+", err), err
     assert "Traceback" not in err
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["state"] == "failed"
     assert metrics["steps"] >= 8
     assert not _workers(run)
     done = cli_here("train", config, "--run", run, "--devices", 1)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.ranks
+def test_a_rank_that_hangs_is_named_and_the_run_can_go_on(
+    session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(train__epochs=30, train__timeout_s=3)
+    with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
+        wait_for_step(run, 8)
+        victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
+        os.kill(victim, signal.SIGSTOP)
+        stopped = time.monotonic()
+        _, err = job.communicate(timeout=30)
+    assert time.monotonic() - stopped < 3 + 5, "2 s on an idle machine"
+    assert job.returncode == 1
+    assert re.search(r"error: rank 1 did not answer within 3 s at step \d+, with cases \S+", err), err
+    assert "Traceback" not in err
+    assert not _workers(run)
+    done = cli_here("train", config, "train.epochs=30", "--run", run, "--devices", 1)
     assert done.code == 0, done.err
 
 

@@ -85,8 +85,20 @@ class Train(Section):
     balance: bool = False
     init_from: str | None = None
     freeze: Freeze | None = None
-    deterministic: bool = True
+    deterministic: bool | Literal["exact"] = True
+    timeout_s: Annotated[float, Field(ge=1)] = 1800
     stop_after: StopAfter | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exact_is_plain(cls, fields: Any) -> Any:
+        """What depends on the machine is not left open where every machine is to give the same result."""
+        if not isinstance(fields, dict) or fields.get("deterministic") != "exact":
+            return fields
+        plain = {"precision": "fp32", "compile": False, "channels_last": False, "threads": 1}
+        opened = {name: value for name, value in plain.items() if fields.get(name, "auto") == "auto"}
+        micro_batch = {"micro_batch": 1} if fields.get("micro_batch") is None else {}
+        return {**fields, **opened, **micro_batch}
 
     @property
     def global_batch(self) -> int:
@@ -108,7 +120,11 @@ class Validate(Section):
 
 
 class Checkpoint(Section):
+    """When the state is saved, beside each validation: whichever comes first."""
+
     every_minutes: Annotated[float, Field(gt=0)] = 10
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
     keep: Positive = 2
 
 
@@ -189,6 +205,7 @@ class Config(Section):
                 f"as {self.model.name} works at one size alone"
             )
         problems += task_problems(self)
+        problems += exact_problems(self) if self.train.deterministic == "exact" else []
         problems += turning_problems(self.augment, patch) if patch is not None else []
         problems += check_transforms(self.augment)
         problems += check_schedule(self.schedule, self.train.epochs)
@@ -200,6 +217,17 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+
+def exact_problems(config: Config) -> list[str]:
+    """What would make a sample's gradient depend on the others that a rank has."""
+    found = {
+        "model.norm: found batch": config.model.batch_statistics,
+        "data.cache.share: found rank": config.data.cache.share == "rank",
+        f"train.micro_batch: found {config.train.micro_batch}": config.train.micro_batch != 1,
+        "train.compile: found true": config.train.compile is True,
+    }
+    return [f"{what}, which train.deterministic: exact cannot have" for what, is_so in found.items() if is_so]
 
 
 def task_problems(config: Config) -> list[str]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+PARENT = "VOXSCALE_PARENT"  # the process that starts the ranks of a node
 _LINE_S = 0.5  # for a line to be complete
 
 
@@ -38,13 +39,19 @@ def become_rank(reports: Path, echo: str, arguments: Sequence[str]) -> NoReturn:
     os.dup2(write, 2)
     os.environ["PYTHONUNBUFFERED"] = "1"
     stop_with_parent()
+    os.environ.pop(PARENT, None)
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 an argument list
 
 
 def stop_with_parent(number: int = signal.SIGTERM) -> None:
-    """A process whose parent is killed gets a signal from the kernel, so it saves and leaves no orphan."""
+    """A process whose parent is killed gets a signal from the kernel, so it saves and leaves no orphan.
+
+    A rank whose parent, which it knows by number, was killed before gets it now.
+    """
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+    if os.environ.get(PARENT) not in (None, str(os.getppid())):
+        os.kill(os.getpid(), number)
 
 
 def _copy(source: int, log: int, shown: int | None) -> NoReturn:

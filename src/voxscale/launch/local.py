@@ -107,7 +107,7 @@ def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[
     for leftover in error_files(reports):
         remove(leftover)
     arguments = ["-m", *arguments, "--reports", str(reports)]
-    failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S)
+    failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S, watched=reports)
     if failures and received:
         raise StoppedEarly(f"stopped by {received[0].name}; nothing new was saved", fix="start the same command again")
     return [str(failure) for failure in failures]

@@ -38,6 +38,7 @@ from typing import Any
 STOPPED = 75  # the exit code of ranks that saved their state and can be continued
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
 _PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
+_LOOK_S = 0.5  # between looks at what the ranks have reported
 _FLUSH_S = 5.0  # for the last lines of ranks to reach their logs
 
 
@@ -226,6 +227,7 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
     The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
     """
     received: list[signal.Signals] = []
+    os.environ["VOXSCALE_PARENT"] = str(os.getpid())  # a rank that starts when this process is gone already is to know
 
     def after(seconds: float, number: int) -> threading.Timer:
         timer = threading.Timer(seconds, signal_children, [number])
@@ -245,6 +247,7 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
     try:
         yield received
     finally:
+        os.environ.pop("VOXSCALE_PARENT")
         patience.cancel()
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if received else handler)
@@ -271,11 +274,18 @@ def _agent_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _watching(reports: Path | None, logs: Path) -> Iterator[None]:
-    """End the ranks here soon after those of another node have failed; libraries may wait half an hour for them."""
+    """End the ranks here soon after those of another node have failed; libraries may wait half an hour for them.
+
+    One that others have waited for in vain is killed: it may not even hear a signal.
+    """
     done = threading.Event()
 
     def watch() -> None:
-        while reports is not None and not done.wait(1.0):
+        while reports is not None and not done.wait(_LOOK_S):
+            if _is_one_silent(reports):
+                if not done.wait(_LOOK_S):
+                    signal_children(signal.SIGKILL)
+                return
             ends = [json.loads(path.read_text()) for path in reports.glob("node-*.end.json")]
             if any((end["failures"] or "unable" in end) and not end["stopped"] for end in ends):
                 for number in (signal.SIGTERM, signal.SIGKILL):
@@ -291,6 +301,13 @@ def _watching(reports: Path | None, logs: Path) -> Iterator[None]:
         yield
     finally:
         done.set()
+
+
+def _is_one_silent(reports: Path) -> bool:
+    """Whether ranks have reported that another did not answer in time."""
+    return any(
+        json.loads(path.read_text()).get("code") == "timed_out" for path in reports.glob("error-rank-[0-9]*.json")
+    )
 
 
 def _outlast(patience_s: float, done: threading.Event) -> bool:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from voxscale.config.load import read_config
-from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, TrainingError, VoxscaleError
+from voxscale.errors import (
+    ANOTHER_RANK,
+    BY_CODE,
+    InfrastructureError,
+    StoppedEarly,
+    TimedOutError,
+    TrainingError,
+    VoxscaleError,
+)
 from voxscale.files import read_json, write_json
 from voxscale.runs import RunFolder, error_files
 from voxscale.train.events import read_events
@@ -45,14 +53,29 @@ def judge(
 
 def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None) -> VoxscaleError:
     """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second."""
-    for record in map(read_json, error_files(reports)):
+    records = [read_json(path) for path in error_files(reports)]
+    for record in records:
         if kind := BY_CODE.get(record["code"]):
             place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
             return kind(place + record["message"], fix=record["fix"])
-    return otherwise or TrainingError(
-        "; ".join(failures) or "the ranks ended before their work did",
-        fix=f"see {reports}; start the same command again to continue from the last checkpoint",
-    )
+    fix = f"see {reports}; start the same command again to continue from the last checkpoint"
+    timed_out = [record for record in records if record["code"] == TimedOutError.code]
+    witness = next((record for record in (*timed_out, *records) if record.get("cases")), None)
+    silent, where = _silent_ranks(records, witness) if witness is not None else ("", "")
+    if timed_out and silent:
+        return TrainingError(timed_out[0]["message"].replace(ANOTHER_RANK, silent) + where, fix=fix)
+    return otherwise or TrainingError(("; ".join(failures) or "the ranks ended before their work did") + where, fix=fix)
+
+
+def _silent_ranks(records: Sequence[dict[str, Any]], witness: dict[str, Any]) -> tuple[str, str]:
+    """(The ranks that left no word, where they were), as another one saw it."""
+    cases = witness["cases"]
+    silent = [rank for rank in range(len(cases)) if all(record["rank"] != rank for record in records)]
+    if not silent:
+        return "", ""
+    theirs = ", ".join(dict.fromkeys(case for rank in silent for case in cases[rank]))
+    names = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+    return names, f" at step {witness['step']}" + (f", with cases {theirs}" if theirs else "")
 
 
 def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:

@@ -36,7 +36,7 @@ from voxscale.runs import RunFolder
 from voxscale.tasks import Task
 from voxscale.train.job import choose_backend, choose_device, open_run_store
 from voxscale.train.ownership import refuse_other_origin
-from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
+from voxscale.train.rank import add_rank_arguments, require, run_as_rank
 from voxscale.train.trained import Trained, load_ensemble
 from voxscale.train.trained_outcomes import TrainedOutcome, load_outcomes
 
@@ -66,7 +66,7 @@ def evaluate_run(
     if config.predicts_outcomes:
         loaded = load_outcomes(runs, checkpoint, device)
         cases, store, outcomes = _outcomes_of(loaded, split, data, world, environ)
-        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
+        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             for each in loaded:
                 _learn(each, world, environ)
             measure = of_outcomes([each.member for each in loaded], store, outcomes)
@@ -76,7 +76,7 @@ def evaluate_run(
     else:
         trained, ensemble = load_ensemble(runs, checkpoint, device, mirror=mirror)
         cases, store = _volumes_of(trained, split, data, world, environ)
-        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=COLLECTIVE_TIMEOUT_S):
+        with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             measure = of_volumes(ensemble, trained[0].task, store, full=True)
             rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
         made = {"runs": [each.as_json() for each in trained]}

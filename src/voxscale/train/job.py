@@ -193,7 +193,7 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     if device.type == "cpu":
         keep_freed_memory()
     torch.set_num_threads(1 if config.train.threads == "auto" else config.train.threads)
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(bool(config.train.deterministic), warn_only=True)
     torch.backends.cudnn.benchmark = not config.train.deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     store = open_run_store(run, config, world, environ)

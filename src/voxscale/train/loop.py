@@ -11,17 +11,18 @@ from typing import Any
 
 from torch.nn.utils import clip_grad_norm_
 
-from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best, save_checkpoint
+from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best
 from voxscale.config.models import OwnOptions
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
-from voxscale.errors import NotFiniteError, StoppedEarly
+from voxscale.errors import ANOTHER_RANK, LostContactError, NotFiniteError, StoppedEarly, TimedOutError
 from voxscale.infer.evaluate import write_cases
 from voxscale.models.transfer import freeze_encoder
-from voxscale.parallel import any_rank, barrier, distribute
+from voxscale.parallel import any_rank, barrier, distribute, is_lost_contact, is_timeout
 from voxscale.tasks.summary import metric_value
 from voxscale.train.console import Console
 from voxscale.train.events import Events
+from voxscale.train.exact import ExactStepper
 from voxscale.train.job import Job
 from voxscale.train.optimize import (
     build_optimizer,
@@ -30,6 +31,7 @@ from voxscale.train.optimize import (
     restore_optimizer,
     set_learning_rate,
 )
+from voxscale.train.saver import Saver
 from voxscale.train.step import Stepper
 from voxscale.train.stop import StopRequest
 
@@ -55,6 +57,9 @@ class Loop:
         self._sampler = job.make_sampler()
         self._optimizer = build_optimizer(job.config, job.model.parameters())
         self._scaler = job.compute.scaler()
+        self._saver = Saver(
+            job.run, keep=job.config.checkpoint.keep, tell=lambda event: events.write("checkpoint", **event)
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint: from here on all is as if the run had never stopped."""
@@ -89,19 +94,24 @@ class Loop:
         self._stepper = self._make_stepper()
         self._clock = time.monotonic()
         self._saved = self._clock
-        with closing(self.job.make_loader(self._sampler)) as loader:
-            self._train(loader.steps(progress.step + 1, plan.num_steps))
+        with self._saver, closing(self.job.make_loader(self._sampler)) as loader:
+            try:
+                self._train(loader.steps(progress.step + 1, plan.num_steps))
+            except RuntimeError as error:
+                raise self._explained(error) from error
 
     def _is_frozen(self, step: int) -> bool:
         """Whether the encoder keeps its weights in a step."""
         freeze = self.job.config.train.freeze
         return freeze is not None and self.job.plan.epoch_of(step) <= freeze.encoder
 
-    def _make_stepper(self) -> Stepper:
+    def _make_stepper(self) -> Stepper | ExactStepper:
         """Gradients are shared of what trains: when the encoder begins to, it is wrapped anew."""
         job = self.job
         if job.config.train.freeze is not None:
             freeze_encoder(job.model, self._frozen)
+        if job.config.train.deterministic == "exact":
+            return ExactStepper(job.task, job.model, job.world, job.compute, self._scaler)
         all_used = not isinstance(job.config.model, OwnOptions)
         distributed = distribute(job.compute.trainable(job.model), job.world, job.device, all_used=all_used)
         return Stepper(job.task, job.model, distributed, job.world, job.compute, self._scaler)
@@ -109,7 +119,7 @@ class Loop:
     def _train(self, batches: Iterator[list[Batch]]) -> None:
         plan, progress = self.job.plan, self.progress
         while True:
-            if progress.validated < progress.step and plan.validates(progress.step):
+            if self._validates_next():
                 self._validate_and_save()
             if progress.step == plan.num_steps:
                 return
@@ -117,8 +127,12 @@ class Loop:
             stopping = any_rank(self.stop.wanted(progress.steps_here), self.job.world, self.job.device)
             if stopping and progress.step < plan.num_steps:
                 self._stop_early()  # what is to be validated at this step is so when the run goes on
+            self._saver.look()
             if self._save_is_due():
                 self._save(is_best=False)
+
+    def _validates_next(self) -> bool:
+        return self.progress.validated < self.progress.step and self.job.plan.validates(self.progress.step)
 
     def _take_step(self, batches: Iterator[list[Batch]]) -> None:
         began = time.monotonic()
@@ -154,9 +168,12 @@ class Loop:
 
     def _cases(self, step: int) -> list[str]:
         """The cases of the global batch, in the order of the stream."""
+        return [case for cases in self._cases_of_ranks(step) for case in cases]
+
+    def _cases_of_ranks(self, step: int) -> list[list[str]]:
         stream, world_size = self._sampler.stream, self.job.world.size
         shares = [stream.share(step, rank, world_size) for rank in range(world_size)]
-        return [self._sampler.case(stream.epoch_of(step), position) for share in shares for position in share]
+        return [[self._sampler.case(stream.epoch_of(step), position) for position in share] for share in shares]
 
     def _report(self, loss: float, rate: float, data_s: float, step_s: float) -> None:
         timing = {"data_s": round(data_s, 6), "step_s": round(step_s, 6)}
@@ -200,8 +217,11 @@ class Loop:
 
     def _save_is_due(self) -> bool:
         """Rank 0 decides and saves alone: every rank holds the same state."""
+        options, step = self.job.config.checkpoint, self.progress.step
+        every = (options.every_steps, options.every_epochs and options.every_epochs * self.job.plan.steps_per_epoch)
         minutes = (time.monotonic() - self._saved) / 60
-        return self.job.world.is_main and minutes >= self.job.config.checkpoint.every_minutes
+        is_due = minutes >= options.every_minutes or any(steps and step % steps == 0 for steps in every)
+        return self.job.world.is_main and is_due and not self._validates_next()
 
     def _save(self, *, is_best: bool) -> None:
         now = time.monotonic()
@@ -211,13 +231,13 @@ class Loop:
             state = {name: getattr(self.progress, name) for name in ("step", "best", "validated", "wall_s")}
             state |= {"scaler": scaler} if (scaler := self._scaler.state_dict()) else {}
             checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
-            save_checkpoint(self.job.run, checkpoint, keep=self.job.config.checkpoint.keep, is_best=is_best)
             best = self.progress.best if is_best and self.progress.best else {}
-            shown = {key: best[key] for key in ("metric", "value") if key in best}
-            self._events.write("checkpoint", **self.place, best=is_best, **shown)
+            shown: dict[str, Any] = {key: best[key] for key in ("metric", "value") if key in best}
+            self._saver.save(checkpoint, is_best=is_best, event={**self.place, "best": is_best, **shown})
 
     def _stop_early(self) -> None:
         self._save(is_best=False)
+        self._saver.wait()
         self._events.write("stop", **self.place, reason=self.stop.reason)
         barrier(self.job.world)  # no rank leaves before rank 0 has saved
         raise StoppedEarly(
@@ -225,6 +245,15 @@ class Loop:
             f" ({self.stop.reason or 'asked by another rank'}); the state is saved",
             fix="start the same command again to continue",
         )
+
+    def _explained(self, error: RuntimeError) -> RuntimeError | LostContactError:
+        """An error between ranks says where it was noticed, so that whoever caused it can be named with its cases."""
+        step = self.progress.step + 1
+        place: dict[str, Any] = {"step": step, "cases": self._cases_of_ranks(step), "fix": f"see {self.job.run.logs}"}
+        if is_timeout(error):
+            limit = self.job.config.train.timeout_s
+            return TimedOutError(f"{ANOTHER_RANK} did not answer within {limit:g} s", **place)
+        return LostContactError(f"{ANOTHER_RANK} is gone", **place) if is_lost_contact(error) else error
 
     def _refuse(self, step: int, what: str) -> None:
         """Before the optimizer could spread it. Every rank sees the same numbers, so every rank comes here."""

@@ -14,20 +14,19 @@ from pathlib import Path
 
 import torch
 
-from voxscale.errors import ConfigError, InfrastructureError, OutOfMemoryError, TrainingError, VoxscaleError
+from voxscale.errors import (
+    ConfigError,
+    InfrastructureError,
+    LostContactError,
+    OutOfMemoryError,
+    TrainingError,
+    VoxscaleError,
+)
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
 from voxscale.runs import RunFolder, error_file, rank_log
 
-COLLECTIVE_TIMEOUT_S = 1800.0
-
 Work = Callable[[RunFolder, World, Mapping[str, str]], None]
-
-
-class LostContactError(TrainingError):
-    """Another rank is gone; its own error tells why."""
-
-    code = "lost_contact"
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +103,14 @@ def _unexpected(error: Exception, log: Path) -> TrainingError:
 
 
 def _stop_with_parent() -> None:
-    """A rank whose launcher is killed gets SIGTERM from the kernel, so it saves and leaves no orphan."""
+    """A rank whose launcher is killed gets SIGTERM from the kernel, so it saves and leaves no orphan.
+
+    Where the launcher was killed before this rank came so far, it gets it now.
+    """
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.environ.pop("VOXSCALE_PARENT", None) not in (None, str(os.getppid())):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _first_line(error: BaseException) -> str:

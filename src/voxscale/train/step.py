@@ -84,9 +84,7 @@ class Stepper:
         return nullcontext() if when else without_sync(self.distributed)
 
     def _rows(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        torch.manual_seed(batch.seed)  # dropout is drawn per micro-batch, the same after a restart
-        output = self.compute.run(model, *batch.inputs)
-        return self.task.loss_rows(output, batch.target)[: batch.num_real]
+        return loss_rows(self.task, self.compute, model, batch)
 
     def _loss_and_gradient(self, rows: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss over all ranks' rows, and its gradient for this rank's rows.
@@ -98,3 +96,10 @@ class Stepper:
         (gradient,) = torch.autograd.grad(loss, everyone)
         start = sum(counts[: self.world.rank])
         return loss.detach(), gradient[start : start + len(rows)] * self.world.size
+
+
+def loss_rows(task: Task, compute: Compute, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The loss rows of a micro-batch's samples, with gradient."""
+    torch.manual_seed(batch.seed)  # dropout is drawn per micro-batch, the same after a restart
+    output = compute.run(model, *batch.inputs)
+    return task.loss_rows(output, batch.target)[: batch.num_real]

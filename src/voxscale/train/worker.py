@@ -31,7 +31,7 @@ from voxscale.train.job import Job, open_job
 from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
 from voxscale.train.probe import settle
-from voxscale.train.rank import COLLECTIVE_TIMEOUT_S, add_rank_arguments, require, run_as_rank
+from voxscale.train.rank import add_rank_arguments, require, run_as_rank
 from voxscale.train.start import start_from
 from voxscale.train.stop import StopRequest
 
@@ -43,7 +43,7 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
     stop = StopRequest(job.config.train.stop_after)
     with (
         _owned(job),
-        joined(world, backend=job.backend, device=job.device, timeout_s=COLLECTIVE_TIMEOUT_S),
+        joined(world, backend=job.backend, device=job.device, timeout_s=job.config.train.timeout_s),
         stop.on_signals(),
     ):
         job, chosen = settle(job, environ)
@@ -127,7 +127,7 @@ def _cautions(job: Job) -> Iterator[str]:
         yield "model.norm batch: each rank has its own statistics, so results depend on the number of ranks"
     if job.plan.stream != "global":
         yield f"the samples of an epoch: {job.plan.stream}"
-    if job.config.model.dropout and job.world.size > 1:
+    if job.config.model.dropout and job.world.size > 1 and job.config.train.deterministic != "exact":
         yield "model.dropout: masks are drawn per micro-batch, so results depend on the number of ranks"
 
 
