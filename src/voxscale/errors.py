@@ -55,6 +55,12 @@ class OutOfMemoryError(TrainingError):
     code = "out_of_memory"
 
 
+class RankLostError(TrainingError):
+    """A rank died or hung without a word: started again from the last checkpoint, the run may well come to its end."""
+
+    code = "rank_lost"
+
+
 ANOTHER_RANK = "another rank"  # whoever started the ranks knows which
 
 

@@ -154,23 +154,28 @@ def test_a_killed_rank_is_named_and_the_run_can_go_on(
 
 
 @pytest.mark.ranks
-def test_a_rank_that_hangs_is_named_and_the_run_can_go_on(
-    session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on_where_it_may(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
 ) -> None:
     run, config = tmp_path / "run", write_config(train__epochs=30, train__timeout_s=3)
-    with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
+    with start(session_environ, "train", config, "--run", run, "--devices", 2, "--restarts", 1) as job:
         wait_for_step(run, 8)
         victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
         os.kill(victim, signal.SIGSTOP)
         stopped = time.monotonic()
-        _, err = job.communicate(timeout=30)
-    assert time.monotonic() - stopped < 3 + 5, "2 s on an idle machine"
-    assert job.returncode == 1
-    assert re.search(r"error: rank 1 did not answer within 3 s at step \d+, with cases \S+", err), err
+        for line in job.stderr or ():
+            if "did not answer" in line:
+                break
+        assert time.monotonic() - stopped < 3 + 5, "2 s on an idle machine"
+        pattern = (
+            r"warning: rank 1 did not answer within 3 s at step \d+, with cases \S+.*; starting again from the last"
+        )
+        assert re.search(pattern, line), line
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
     assert "Traceback" not in err
     assert not _workers(run)
-    done = cli_here("train", config, "train.epochs=30", "--run", run, "--devices", 1)
-    assert done.code == 0, done.err
+    assert [event["event"] for event in read_events(run / "events.jsonl")].count("resume") == 1
 
 
 @pytest.mark.ranks

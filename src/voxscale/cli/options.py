@@ -42,6 +42,15 @@ After = Annotated[
     typer.Option(metavar="JOB", help="Begin only when this job has ended well; may be repeated.", show_default=False),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and return at once.")]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Start again from the last checkpoint after a rank was lost, at most so often; default: 0, on Ray 3.",
+        show_default=False,
+    ),
+]
 DebugComm = Annotated[
     bool, typer.Option("--debug-comm", help="Set the variables that make NCCL and torch say what they do.")
 ]

@@ -25,6 +25,7 @@ from voxscale.cli.options import (
     Nodes,
     Overrides,
     RayAddress,
+    Restarts,
     RunPath,
     SiteName,
     Where,
@@ -94,6 +95,7 @@ def train(
         Literal["all"] | None,
         typer.Option(help="Train every fold of data.split into DIR/fold-N; score all together."),
     ] = None,
+    restarts: Restarts = None,
     detach: Detach = False,
     after: After = None,
     debug_comm: DebugComm = False,
@@ -117,9 +119,13 @@ def train(
     root = (run or default_run(config)).resolve()
     of_jobs = {"after": after, "detach": detach}
     on_ray = placed_on_ray(
-        on, address, nodes, devices, site or of_site, debug_comm=debug_comm, **of_jobs, no_start=no_start
-    )
-    place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
+        on, address, nodes, devices, site or of_site,
+        debug_comm=debug_comm, restarts=restarts, **of_jobs, no_start=no_start,
+    )  # fmt: skip
+    place = placed(
+        on, nodes, devices, site, of_site, os.environ,
+        after=after, debug_comm=debug_comm, detach=detach, restarts=restarts,
+    )  # fmt: skip
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
 
@@ -144,7 +150,7 @@ def train(
         return
     else:
         train_one = (
-            partial(train_here, environ=os.environ, devices=devices, fresh=fresh)
+            partial(train_here, environ=os.environ, devices=devices, fresh=fresh, restarts=restarts or 0)
             if on_ray is None
             else partial(train_on_ray, environ=os.environ, place=on_ray, fresh=fresh)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from voxscale.config.load import read_config, render_config, with_fold
@@ -38,7 +39,15 @@ from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
 from voxscale.launch.local import Evaluation, evaluation_words
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.outcome import judge, newest_reports, node_failures, read_failure, read_state, unsaid
+from voxscale.launch.outcome import (
+    judge,
+    newest_reports,
+    node_failures,
+    read_failure,
+    read_state,
+    train_with_restarts,
+    unsaid,
+)
 from voxscale.launch.placing import (
     check_place,
     is_of_one_node,
@@ -146,14 +155,22 @@ def _train_there(submission: Submission, allocation: Allocation, environ: Mappin
                 opened=True,
                 debug_comm=place.debug_comm,
             )
-            attempt, _ = run_in_allocation(of_fold, place.site, environ, allocation)
-            judge_job(draft.run, draft.run.logs / f"{allocation.job}-{attempt}", submission.request)
+            train_with_restarts(
+                partial(_train_once_there, draft.run, of_fold, submission, allocation, environ), place.restarts
+            )
     if COLLECT in jobs:
         _, code = run_in_allocation({COLLECT: jobs[COLLECT]}, place.site, environ, allocation)
         if code != 0:
             raise InfrastructureError(
                 f"bringing the folds together ended with exit code {code}", fix="see what it said"
             )
+
+
+def _train_once_there(
+    run: RunFolder, jobs: Mapping[str, Job], submission: Submission, allocation: Allocation, environ: Mapping[str, str]
+) -> None:
+    attempt, _ = run_in_allocation(jobs, submission.place.site, environ, allocation)
+    judge_job(run, run.logs / f"{allocation.job}-{attempt}", submission.request)
 
 
 def evaluate_on_slurm(

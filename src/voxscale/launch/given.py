@@ -14,7 +14,7 @@ from voxscale.config.site import read_site
 from voxscale.data.build import default_store
 from voxscale.data.guess import Guess, guess_config, is_data
 from voxscale.errors import ConfigError
-from voxscale.launch.ray_run import RayPlacement
+from voxscale.launch.ray_run import RESTARTS, RayPlacement
 from voxscale.launch.sbatch import Placement
 from voxscale.runs import RunFolder, runs_of
 
@@ -72,12 +72,15 @@ def placed(
     after: Sequence[int] | None = None,
     debug_comm: bool = False,
     detach: bool = False,
+    restarts: int | None = None,
 ) -> Placement | None:
     """Where on a SLURM cluster to run; None is elsewhere."""
     if on == "ray":
         return None
     if on == "slurm":
-        return Placement(read_site(site, environ, of_site), nodes, devices, tuple(after or ()), debug_comm, detach)
+        return Placement(
+            read_site(site, environ, of_site), nodes, devices, tuple(after or ()), debug_comm, detach, restarts or 0
+        )
     asked = {"--nodes": (nodes or 1) > 1, "--site": site, "site.…": of_site, "--after": after, "--detach": detach}
     if given := [name for name, value in asked.items() if value]:
         raise ConfigError(f"{', '.join(given)}: this is for a cluster", fix="add --on slurm, or leave it out")
@@ -85,7 +88,15 @@ def placed(
 
 
 def placed_on_ray(
-    on: str, address: str | None, nodes: int | None, devices: str, site: object, *, debug_comm: bool, **of_jobs: object
+    on: str,
+    address: str | None,
+    nodes: int | None,
+    devices: str,
+    site: object,
+    *,
+    debug_comm: bool,
+    restarts: int | None = None,
+    **of_jobs: object,
 ) -> RayPlacement | None:
     """Where on Ray to run, if that is asked for; `of_jobs` are options that only jobs have."""
     if on != "ray":
@@ -93,7 +104,7 @@ def placed_on_ray(
             raise ConfigError("--address: this is for a Ray cluster", fix="add --on ray, or leave it out")
         return None
     refuse_for_ray(site=site, **of_jobs)
-    return RayPlacement(address, nodes, devices, debug_comm)
+    return RayPlacement(address, nodes, devices, debug_comm, RESTARTS if restarts is None else restarts)
 
 
 def refuse_for_ray(**of_jobs: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,17 @@ from voxscale.errors import (
     ANOTHER_RANK,
     BY_CODE,
     InfrastructureError,
+    RankLostError,
     StoppedEarly,
     TimedOutError,
-    TrainingError,
     VoxscaleError,
 )
 from voxscale.files import read_json, write_json
 from voxscale.runs import RunFolder, error_files
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
+
+LOST = "lost"  # a file among the reports of a job that lost a rank
 
 
 def read_state(run: RunFolder) -> str | None:
@@ -63,8 +65,22 @@ def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleE
     witness = next((record for record in (*timed_out, *records) if record.get("cases")), None)
     silent, where = _silent_ranks(records, witness) if witness is not None else ("", "")
     if timed_out and silent:
-        return TrainingError(timed_out[0]["message"].replace(ANOTHER_RANK, silent) + where, fix=fix)
-    return otherwise or TrainingError(("; ".join(failures) or "the ranks ended before their work did") + where, fix=fix)
+        return RankLostError(timed_out[0]["message"].replace(ANOTHER_RANK, silent) + where, fix=fix)
+    told = [f"rank {record['rank']} ended" for record in records]  # because another was lost
+    causes = [failure for failure in failures if not any(text in failure for text in told)] or failures
+    return otherwise or RankLostError(("; ".join(causes) or "the ranks ended before their work did") + where, fix=fix)
+
+
+def train_with_restarts(train: Callable[[], None], restarts: int) -> None:
+    """Train; after a rank was lost again, from the last checkpoint, at most so often."""
+    for left in reversed(range(restarts + 1)):
+        try:
+            train()
+            break
+        except RankLostError as error:
+            if left == 0:
+                raise
+            print(f"warning: {error.message}; starting again from the last checkpoint", file=sys.stderr, flush=True)
 
 
 def _silent_ranks(records: Sequence[dict[str, Any]], witness: dict[str, Any]) -> tuple[str, str]:
@@ -170,6 +186,8 @@ def main(arguments: Sequence[str]) -> int:
         elif failures or otherwise or error_files(reports):
             raise read_failure(reports, failures, otherwise=otherwise)
     except VoxscaleError as error:
+        if isinstance(error, RankLostError):
+            (reports / LOST).touch()
         if options.limit == "reached" and isinstance(error, StoppedEarly):
             error.fix = ""  # the job goes on by itself
         if "VOXSCALE_ATTEMPT" not in os.environ:  # a launcher in the same allocation says it itself

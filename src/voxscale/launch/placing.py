@@ -47,12 +47,14 @@ def make_request(
             most = max(most, int(place.devices))  # whether a node has so many is checked with all else
     machine = Machine(gpus=most if gpus else 0, cpus=most)
     devices, _ = choose_devices(place.devices, machine, batch, nodes=nodes, preferred=preferred)
-    return Request(nodes, devices, gpus=gpus, cpus=cpus)
+    return Request(nodes, devices, gpus=gpus, cpus=cpus, restarts=place.restarts)
 
 
 def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:
     """Refuse what the cluster would refuse, or take and never run; everything at once."""
     findings = check_container(site.container, binds) if site.container is not None else []
+    if request.restarts and not site.requeue:
+        findings.append(f"--restarts {request.restarts}: the site's profile has requeue: false; expected true")
     if isinstance(nodes_of, Cluster):
         findings += check_request(nodes_of, site, request)
         for caution in cautions(nodes_of, site, request):

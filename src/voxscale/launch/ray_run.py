@@ -31,7 +31,7 @@ from voxscale.runs import RunFolder, error_files
 from voxscale.train.ownership import claimed, is_live
 from voxscale.train.stop import StopRequest
 
-RESTARTS = 3  # of a run whose ranks, nodes or actors are lost
+RESTARTS = 3  # of a run whose ranks, nodes or actors are lost, unless it is said how often
 _LOOK_S = 0.5
 _FREE_S = 60.0  # for the ranks of a lost group to save and let go of their run
 
@@ -44,6 +44,7 @@ class RayPlacement:
     nodes: int | None = None
     devices: str = "auto"
     debug_comm: bool = False
+    restarts: int = RESTARTS
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def train_on_ray(
         if opened.is_done:
             print(f"{root}: done already; --fresh trains it anew", file=sys.stderr)
             return opened
-        request = Request(nodes=count, devices=opened.devices, gpus=bool(machine.gpus))
+        request = Request(count, opened.devices, gpus=bool(machine.gpus), restarts=place.restarts)
         share = share_of(machine, opened.devices, threads=int(opened.config.train.threads))
         copy_programs(opened.run)
         with stop.on_signals():
@@ -102,7 +103,12 @@ def _train_group(
         reports = next_reports(run)
         await_free(run)
         end = _run_group(cluster, run, request, share, reports, worker_words(run, request, reports), environ, stop)
-        if end.signal or read_state(run) == "done" or not (end.lost or are_lost(reports)) or restarts == RESTARTS:
+        if (
+            end.signal
+            or read_state(run) == "done"
+            or not (end.lost or are_lost(reports))
+            or restarts == request.restarts
+        ):
             return end, reports
         restarts += 1
         what = "; ".join(end.lost or node_failures(reports)) or "the ranks ended before their work did"

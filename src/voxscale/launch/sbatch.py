@@ -32,6 +32,7 @@ class Placement:
     after: tuple[int, ...] = ()
     debug_comm: bool = False
     detach: bool = False
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Request:
     devices: int = 1
     gpus: bool = False
     cpus: int | None = None  # of each node; by the site's cpus_per_device unless stated
+    restarts: int = 0  # of a job that loses a rank
 
     @property
     def world_size(self) -> int:
@@ -300,6 +302,7 @@ def render_nodes(
         f'"${{python[@]}}" {" ".join(finish)}',
         "code=$?",
         *(_queue_again(saved) if resumes and site.requeue else ()),
+        *(_start_again(request.restarts) if resumes and request.restarts else ()),
         'exit "$code"',
     )  # fmt: skip
 
@@ -319,6 +322,16 @@ def _queue_again(saved: str) -> tuple[str, ...]:
         'if [ "$limit" = reached ] && [ "$code" -eq 75 ] && [ -z "${VOXSCALE_ATTEMPT:-}" ]; then',
         f'  if [ "$({saved})" != "$saved" ]; then scontrol requeue "$SLURM_JOB_ID"',
         '  else echo "error: nothing new was saved before the time limit, so the job is not queued again" >&2; fi',
+        "fi",
+    )
+
+
+def _start_again(restarts: int) -> tuple[str, ...]:
+    return (
+        "# A rank that was lost without a word: queued again, so often, the job goes on from the last checkpoint.",
+        'lost=("$run/logs/$SLURM_JOB_ID"-*/lost)',
+        f'if [ -e "$reports/lost" ] && [ "${{#lost[@]}}" -le {restarts} ] && [ -z "${{VOXSCALE_ATTEMPT:-}}" ]; then',
+        '  scontrol requeue "$SLURM_JOB_ID"',
         "fi",
     )
 

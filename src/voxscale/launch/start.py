@@ -11,10 +11,13 @@ from voxscale.launch.batch import refuse_if_queued
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
 from voxscale.launch.local import render_commands, train_local
 from voxscale.launch.machine import look_at_machine
+from voxscale.launch.outcome import train_with_restarts
 from voxscale.runs import RunFolder
 
 
-def train_here(config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool) -> OpenedRun:
+def train_here(
+    config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool, restarts: int = 0
+) -> OpenedRun:
     """Make the run folder, or open the one that is there, and train it to its end."""
     machine = look_at_machine()
     refuse_if_queued(RunFolder(root), environ)
@@ -28,7 +31,7 @@ def train_here(config: Config, root: Path, environ: Mapping[str, str], *, device
         f"training {plan.num_train} cases on {opened.why}: {plan.num_steps} steps of {plan.global_batch} patches, "
         f"{plan.num_val} cases validate",
     )
-    train_local(opened.run, opened.devices, environ)
+    train_with_restarts(lambda: train_local(opened.run, opened.devices, environ), restarts)
     return opened
 
 
