@@ -1,17 +1,26 @@
-"""No way from a file we read to code: walk the syntax tree of every source file."""
+"""No way from a file we read, or from a port, to code."""
 
 from __future__ import annotations
 
 import ast
+import ipaddress
 import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from conftest import REPOSITORY
 
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
-BANNED_IMPORTS = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+BANNED_IMPORTS = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "http.server", "socketserver", "wsgiref"}
+SAFE_FROM = {"torch": "2.11", "monai": "1.6.1", "ray": "2.56"}  # older ones have known holes
 BANNED_CALLS = {"eval", "exec", "extractall", "all_gather_object", "broadcast_object_list", "system", "popen"}
 
 
@@ -64,3 +73,51 @@ def test_tests_mirror_sources() -> None:
     """A test folder for every room."""
     rooms = {path.parent.name for path in SOURCES if path.parent.parent.name == "voxscale"} - {"formats"}
     assert rooms <= {path.name for path in (REPOSITORY / "tests").iterdir()}
+
+
+def test_versions_with_known_holes_are_not_taken() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    found = set()
+    for requirement in map(Requirement, lines):
+        if lowest := SAFE_FROM.get(requirement.name):
+            found.add(requirement.name)
+            bounds = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
+            assert max(bounds) >= Version(lowest), requirement
+    assert found == SAFE_FROM.keys()
+
+
+@pytest.mark.ranks
+def test_ranks_of_one_machine_listen_to_it_alone(
+    session_environ: dict[str, str], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Rendezvous and gloo ask for no password."""
+    run = tmp_path / "run"
+    words = ["train", write_config(train__epochs=500), "--devices", 2, "--run", run]
+    with subprocess.Popen([sys.executable, "-m", "voxscale", *map(str, words)], env=session_environ) as launcher:
+        deadline = time.monotonic() + 60
+        while not (run / "events.jsonl").exists() or '"train"' not in (run / "events.jsonl").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        processes = [
+            launcher.pid,
+            *map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()),
+        ]
+        addresses = [address for pid in processes for address in listening_at(pid)]
+        launcher.terminate()
+    assert len(processes) >= 3
+    assert len(addresses) >= 3
+    assert all(address.is_loopback for address in addresses), addresses
+
+
+def listening_at(pid: int) -> Iterator[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses at which a process takes connections."""
+    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
+    sockets = {link.name for link in links}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                address = words[1].partition(":")[0]
+                parts = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                yield ipaddress.ip_address(b"".join(parts))

@@ -48,10 +48,11 @@ class Training:
     dataset: Path
     devices: int
     environ: Mapping[str, str]
+    place: Path | None = None  # of the run folder, where that is elsewhere
 
     @property
     def run(self) -> RunFolder:
-        return RunFolder(self.root / "run")
+        return RunFolder(self.place or self.root / "run")
 
     @property
     def store(self) -> Path:
@@ -61,9 +62,9 @@ class Training:
         self.root.mkdir(parents=True, exist_ok=True)
         config = self.root / "config.yaml"
         config.write_text(yaml.safe_dump(tiny_config(self.dataset, data__store=str(self.store), **FIELDS)))
+        words = ["train", str(config), "--run", str(self.run.root), "--devices", str(self.devices)]
         return subprocess.Popen(
-            [sys.executable, "-m", "voxscale", "train", str(config), "--run", str(self.run.root)]
-            + ["--devices", str(self.devices)],
+            [sys.executable, "-m", "voxscale", *words],
             env={**self.environ, MARK: mark},
             stdout=subprocess.DEVNULL,
             stderr=(self.root / "err").open("ab"),
@@ -90,7 +91,7 @@ def kill_at_random(
     report = Report(f"kill -9, {devices} rank{'s' if devices > 1 else ''}")
     chance = random.Random(f"{seed} {devices}")
     with report.timed():
-        expected = _undisturbed(Training(root / "undisturbed", dataset, devices, environ))
+        expected = train_undisturbed(Training(root / "undisturbed", dataset, devices, environ))
         number = 0
         while report.tried < kills:
             training = Training(root / f"run-{number}", dataset, devices, environ)
@@ -104,7 +105,7 @@ def kill_at_random(
     return report
 
 
-def _undisturbed(training: Training) -> dict[str, Any]:
+def train_undisturbed(training: Training) -> dict[str, Any]:
     assert training.start("undisturbed").wait(timeout=300) == 0, (training.root / "err").read_text()
     return training.outcome()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,26 @@ def test_a_case_that_cannot_be_read_ends_all_ranks_with_its_name(
     done = cli_here("train", config, "--run", tmp_path / "run", "--devices", 2)
     assert done.code == 3, done.err
     assert re.search(r"error: rank \d: store: case \S+: image.b2nd is damaged", done.err)
+
+
+def test_what_does_not_fit_is_named(session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path) -> None:
+    model = {"name": "unet", "channels": [512, 512], "residual_units": 0}
+    config = write_config(model=model, patches__size=[96, 96, 96], train__batch=4, train__micro_batch=2)
+    words = ["train", str(config), "--run", str(tmp_path / "run"), "--devices", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "voxscale", *words],
+        env=session_environ,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (15 * 10**8, 15 * 10**8)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    what = r"error: this process ran out of memory at step 1, with 2 patches of 96 × 96 × 96 at once, cases \S+"
+    assert re.search(what, done.stderr), done.stderr
+    assert "fix: set train.micro_batch lower" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_two_runs_in_one_folder(

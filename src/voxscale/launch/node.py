@@ -109,7 +109,8 @@ def meet(
     if index == 0:
         arrival.update(port=_free_port(address), run_id=uuid.uuid4().hex)
     write_whole(arrival_file(reports, index), arrival)
-    _use_interface(interface or next((name for name, its in interfaces().items() if its == address), None))
+    name = interface or next((name for name, its in interfaces().items() if its == address), None)
+    _use_interface(name if name != "lo" else None)
     deadline = time.monotonic() + patience_s
     while missing := [number for number in range(nodes) if not arrival_file(reports, number).exists()]:
         if time.monotonic() > deadline:
@@ -158,9 +159,35 @@ def _address_of(interface: str) -> str:
     return known[interface]
 
 
+def _bind_stores(address: str) -> None:
+    """Let the stores of torch's agent listen at this address alone: they ask for no password, and rendezvous unpickles
+    what they hold."""
+    import torch.distributed
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    library: Any = torch.distributed
+    if hasattr(library.TCPStore, "bound_to"):  # by an earlier start in this process
+        library.TCPStore.bound_to = address
+    if "master_listen_fd" not in (library.TCPStore.__init__.__doc__ or ""):
+        return  # done, or an older torch
+
+    class BoundStore(library.TCPStore):  # type: ignore[misc]
+        bound_to = address
+
+        def __init__(self, host_name: str, port: int, **options: Any) -> None:
+            if options.get("is_master"):
+                listening = socket.create_server((self.bound_to, port), backlog=4096)
+                port = listening.getsockname()[1]
+                options["master_listen_fd"] = listening.detach()
+            super().__init__(host_name, port, **options)
+
+    library.TCPStore = BoundStore
+    c10d_rendezvous_backend.TCPStore = BoundStore  # type: ignore[assignment, attr-defined]
+
+
 def _use_interface(name: str | None) -> None:
-    """Tell gloo and NCCL where the other nodes are, unless the user has."""
-    if name and name != "lo":
+    """Tell gloo and NCCL where the other ranks are, unless the user has."""
+    if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
@@ -204,6 +231,9 @@ def start_ranks(
         "signals_to_handle": "SIGHUP,SIGQUIT",
         "shutdown_timeout": int(save_time_s),
     }
+    _bind_stores(place.address)
+    if place.nodes == 1:
+        _use_interface("lo")
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []

@@ -61,6 +61,8 @@ def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleE
             place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
             return kind(place + record["message"], fix=record["fix"])
     fix = f"see {reports}; start the same command again to continue from the last checkpoint"
+    if any("killed by signal 9" in failure for failure in failures):
+        fix += "; if nobody killed it, this machine had too little memory: lower train.micro_batch"
     timed_out = [record for record in records if record["code"] == TimedOutError.code]
     witness = next((record for record in (*timed_out, *records) if record.get("cases")), None)
     silent, where = _silent_ranks(records, witness) if witness is not None else ("", "")

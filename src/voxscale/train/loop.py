@@ -24,6 +24,7 @@ from voxscale.train.console import Console
 from voxscale.train.events import Events
 from voxscale.train.exact import ExactStepper
 from voxscale.train.job import Job
+from voxscale.train.memory import is_out_of_memory, out_of_memory
 from voxscale.train.optimize import (
     build_optimizer,
     learning_rate,
@@ -97,7 +98,7 @@ class Loop:
         with self._saver, closing(self.job.make_loader(self._sampler)) as loader:
             try:
                 self._train(loader.steps(progress.step + 1, plan.num_steps))
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 raise self._explained(error) from error
 
     def _is_frozen(self, step: int) -> bool:
@@ -246,10 +247,12 @@ class Loop:
             fix="start the same command again to continue",
         )
 
-    def _explained(self, error: RuntimeError) -> RuntimeError | LostContactError:
-        """An error between ranks says where it was noticed, so that whoever caused it can be named with its cases."""
+    def _explained(self, error: Exception) -> Exception:
+        """The error with the step and its cases: what did not fit, or what another rank was at that is gone."""
         step = self.progress.step + 1
         place: dict[str, Any] = {"step": step, "cases": self._cases_of_ranks(step), "fix": f"see {self.job.run.logs}"}
+        if is_out_of_memory(error):
+            return out_of_memory(error, step=step, plan=self.job.plan, cases=place["cases"][self.job.world.rank])
         if is_timeout(error):
             limit = self.job.config.train.timeout_s
             return TimedOutError(f"{ANOTHER_RANK} did not answer within {limit:g} s", **place)

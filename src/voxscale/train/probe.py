@@ -33,6 +33,7 @@ from voxscale.runs import RunFolder
 from voxscale.tasks import Task
 from voxscale.train.compute import Compute, buffers_untouched
 from voxscale.train.job import Job, open_job
+from voxscale.train.memory import is_out_of_memory, out_of_memory
 
 _WORTH_MEASURING_S = 600.0  # of training; below, measuring would cost more than it gains
 _WORTH_COMPILING_S = 1800.0  # compiling takes a minute or more, at each start
@@ -63,7 +64,12 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
     train, num_steps = job.config.train, job.plan.num_steps
     chosen = Compute.of(train, job.device)
     with _first_batch(job) as batch, buffers_untouched(job.model):
-        once = _measure(chosen, job.task, job.model, batch, steps=0)
+        try:
+            once = _measure(chosen, job.task, job.model, batch, steps=0)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(error, step=1, plan=job.plan, cases=batch.cases) from error
     job.model.zero_grad()
     if once * num_steps < _WORTH_MEASURING_S:
         return chosen, {}

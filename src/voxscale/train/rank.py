@@ -5,26 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import os
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from voxscale.errors import (
     ConfigError,
     InfrastructureError,
     LostContactError,
-    OutOfMemoryError,
     TrainingError,
     VoxscaleError,
 )
 from voxscale.files import remove, write_json
 from voxscale.parallel import World, is_lost_contact
 from voxscale.runs import RunFolder, error_file, rank_log
+from voxscale.train.memory import first_line, is_out_of_memory, out_of_memory
 
 Work = Callable[[RunFolder, World, Mapping[str, str]], None]
 
@@ -73,19 +73,17 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
             f"{error.filename or run.root}: {error.strerror}",
             fix="get write permission, or copy what you need elsewhere",
         ) from error
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"the device ran out of memory: {_first_line(error)}",
-            fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise _unexpected(error, log) from error
+        raise InfrastructureError(
+            f"{error.filename or run.root}: {error.strerror}; {shutil.disk_usage(run.root).free:,} bytes are free. "
+            "The last checkpoint is intact",
+            fix="free disk space and start the same command again; the run continues",
         ) from error
-    except RuntimeError as error:
-        if "DefaultCPUAllocator" in str(error):
-            raise OutOfMemoryError(
-                f"this process ran out of memory: {_first_line(error)}",
-                fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
-            ) from error
-        raise _unexpected(error, log) from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise out_of_memory(error) from error
         raise _unexpected(error, log) from error
 
 
@@ -99,7 +97,7 @@ def _unexpected(error: Exception, log: Path) -> TrainingError:
     with contextlib.suppress(OSError), log.open("a") as lines:
         traceback.print_exc(file=lines)
     kind = LostContactError if is_lost_contact(error) else TrainingError
-    return kind(f"{type(error).__name__}: {_first_line(error)}", fix=f"see {log}")
+    return kind(f"{type(error).__name__}: {first_line(error)}", fix=f"see {log}")
 
 
 def _stop_with_parent() -> None:
@@ -111,7 +109,3 @@ def _stop_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
     if os.environ.pop("VOXSCALE_PARENT", None) not in (None, str(os.getppid())):
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or ["no message"])[0]

@@ -1,0 +1,106 @@
+"""A job on two nodes of a real SLURM that is requeued again and again, and loses nodes on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chaos.report import Report
+from conftest import tiny_config
+from lab.slurm import SlurmLab, until
+from lab.trained import NETWORKS
+from voxscale.files import read_json
+from voxscale.train.events import read_events
+
+FIELDS: dict[str, Any] = {
+    "train__epochs": 20,
+    "validate__every": 5,
+    "checkpoint": {"every_steps": 1},
+    "model": {"name": "networks:build_slow"},
+}
+_AHEAD = 2  # steps between one disturbance and the next
+_PATIENCE_S = 240.0
+
+
+def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeues: int, losses: int) -> Report:
+    """Requeue a job, then kill nodes under it; it has to end as one that nobody disturbed."""
+    report = Report("SLURM: requeued, nodes lost")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "networks.py").write_text(NETWORKS)
+    (root / "lab.yaml").write_text("cpus_per_device: 1\nsignal_s: 40\n")
+    config = root / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config(dataset, **FIELDS)))
+    with report.timed(), SlurmLab() as slurm:
+        own = {**environ, "PYTHONPATH": str(root)}
+        _voxscale(own, "train", config, "--devices", 2, "--run", root / "undisturbed")
+        run = root / "run"
+        where = ["--on", "slurm", "--site", root / "lab.yaml", "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
+        _voxscale({**own, **slurm.environ, "SLOW_STEPS": "0.4"}, "train", config, *where)
+        job = json.loads((run / "launch" / "jobs.json").read_text())["jobs"][-1]["id"]
+        for number in range(requeues + losses):
+            before = _await_ahead(run)
+            if number < requeues:
+                slurm.run("scontrol", "requeue", job)
+                report.count("requeues")
+            else:
+                lost = _second_node(run, job)
+                slurm.kill_node(lost)
+                report.count("nodes lost")
+            report.tried += 1
+            until(lambda: slurm.state(job) != "RUNNING", 90, lambda: f"still {slurm.state(job)}")
+            if number >= requeues:
+                slurm.revive_node(lost)
+            until(lambda: slurm.state(job) == "RUNNING", _PATIENCE_S, lambda: f"is {slurm.state(job)}")
+            _check_resumed(run, before, report)
+        slurm.await_state(job, "COMPLETED", timeout=_PATIENCE_S)
+        _compare(run, root / "undisturbed", report)
+    return report
+
+
+def _voxscale(environ: Mapping[str, str], *words: object) -> None:
+    command = [sys.executable, "-m", "voxscale", *map(str, words)]
+    subprocess.run(command, env=dict(environ), check=True, capture_output=True, timeout=300)
+
+
+def _last_step(run: Path) -> int:
+    return max((event.get("step", 0) for event in read_events(run / "events.jsonl")), default=0)
+
+
+def _await_ahead(run: Path) -> int:
+    """Wait until the run has come on by some steps; the last that is committed."""
+    begun = _last_step(run)
+    until(lambda: _last_step(run) >= begun + _AHEAD, _PATIENCE_S, lambda: f"does not come beyond step {begun}")
+    return int((run / "checkpoints" / "last").resolve().name.partition("-")[2])
+
+
+def _check_resumed(run: Path, committed: int, report: Report) -> None:
+    """The next start goes on from what was committed, or from later."""
+
+    def resumed() -> list[int]:
+        return [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
+
+    known = len(resumed())
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(resumed()) == known and time.monotonic() < deadline and _last_step(run) <= committed:
+        time.sleep(0.1)
+    report.expect(bool(resumed()) and resumed()[-1] >= committed, f"step {committed} was lost: {resumed()[-1:]}")
+
+
+def _second_node(run: Path, job: int) -> str:
+    newest = max(run.glob(f"logs/{job}-*/node-0001.json"), key=lambda path: int(path.parent.name.partition("-")[2]))
+    return str(json.loads(newest.read_text())["node"])
+
+
+def _compare(run: Path, undisturbed: Path, report: Report) -> None:
+    found, expected = (read_json(each / "metrics.json") for each in (run, undisturbed))
+    for name in ("weights_sha256", "best", "summary", "steps"):
+        report.expect(found[name] == expected[name], f"{name} differs")
+    tables = [(each / "cases.csv").read_bytes() for each in (run, undisturbed)]
+    report.expect(tables[0] == tables[1], "cases.csv differs")
