@@ -21,7 +21,8 @@ def out_of_memory(
     what = "the device" if isinstance(error, torch.OutOfMemoryError) else "this process"
     where = ""
     if plan is not None:
-        patches = f"{plan.micro_batch} patch{'es' if plan.micro_batch > 1 else ''} of {' × '.join(map(str, plan.patch))} at once"
+        count = f"{plan.micro_batch} patch{'es' if plan.micro_batch > 1 else ''}"
+        patches = f"{count} of {' × '.join(map(str, plan.patch))} at once"
         where = f" at step {step}, with {patches}, cases {', '.join(dict.fromkeys(cases))}"
     return OutOfMemoryError(
         f"{what} ran out of memory{where}: {first_line(error)}",
