@@ -1,4 +1,4 @@
-.PHONY: setup demo check test cluster bench clean
+.PHONY: setup demo check test cluster chaos fuzz bench clean
 
 BIN := .venv/bin
 
@@ -27,6 +27,12 @@ test: check  ## all checks and all tests but the slow ones of `cluster`
 cluster: .venv/peers  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
 	$(BIN)/python -m pytest -m 'cluster or slurm or ray'
 
+chaos: setup  ## kills, lost nodes, full disks and damage by the hundred, on real clusters too (needs root): docs/reliability.md
+	cd tests && ../$(BIN)/python -m chaos
+
+fuzz: setup  ## 10,000 malformed images, labels, tables, configs and TFRecords
+	cd tests && ../$(BIN)/python -m fuzz
+
 BENCH_DATA ?= data/brats-like
 
 bench: .venv/peers  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job; searches. Not part of test.
@@ -35,6 +41,7 @@ bench: .venv/peers  ## side by side with peers: patches, whole volumes, a traini
 	$(BIN)/python bench/windows.py --threads 1
 	$(BIN)/python bench/train_job.py
 	$(BIN)/python bench/quality.py
+	$(BIN)/python bench/checkpoint.py
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/search.py
 	$(BIN)/python bench/search.py --asha

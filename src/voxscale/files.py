@@ -91,7 +91,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
     """The cells of a table that `write_csv` wrote with these columns, a row at a time; ValueError: it is damaged."""
     with path.open(encoding="utf-8", newline="") as lines:
-        rows = csv.reader(lines, strict=True)
+        rows = csv.reader(_whole(lines), strict=True)
         try:
             if (header := next(rows, [])) != list(columns):
                 raise ValueError(f"found columns {header}, expected {list(columns)}")
@@ -103,6 +103,13 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
                 yield row
         except csv.Error as error:
             raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.endswith("\n"):
+            raise ValueError("its last line is cut off")
+        yield line
 
 
 def point(link: Path, target: str) -> None:

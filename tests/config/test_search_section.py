@@ -45,7 +45,7 @@ def test_the_design_s_example() -> None:
 
 def test_defaults() -> None:
     found = search()
-    assert (found.metric, found.mode, found.trials, found.seeds, found.retries) == (None, "max", None, 1, 2)
+    assert (found.metric, found.mode, found.trials, found.seeds, found.retries) == (None, "auto", None, 1, 2)
     assert (found.scheduler, found.max_concurrent) == ("none", "auto")
 
 

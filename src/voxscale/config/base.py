@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+import typing
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 
 def _no_truth(value: Any) -> Any:
@@ -27,6 +29,25 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        has_own_words = any(isinstance(rule, BeforeValidator) for rule in field.metadata)
+        kinds = _kinds(field.annotation)
+        if bool not in kinds and kinds & {int, float} and not has_own_words:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                _no_truth(each)
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return set(map(type, inner))
+    return {annotation} if not inner and isinstance(annotation, type) else set().union(*map(_kinds, inner))
+
 
 def chosen_by_name(default: str) -> Callable[[Any], str | None]:
     """A discriminator: the variant's `name`, or the default where a mapping does not say."""
@@ -34,6 +55,9 @@ def chosen_by_name(default: str) -> Callable[[Any], str | None]:
     def choose(value: Any) -> str | None:
         if isinstance(value, Section):
             return str(getattr(value, "name", default))
-        return str(value.get("name", default)) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        name = value.get("name", default)
+        return name if isinstance(name, str) else reprlib.repr(name)
 
     return choose

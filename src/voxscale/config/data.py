@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -197,12 +198,15 @@ class Data(Section):
     def _patient_is_a_pattern(cls, pattern: str | None) -> str | None:
         if pattern is None:
             return None
+        shown = reprlib.repr(pattern)
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"{shown} is no regular expression: {error}") from None
+        except (OverflowError, RecursionError):
+            raise ValueError(f"{shown} is too large a regular expression, or nested too deep") from None
         if groups != 1:
-            raise ValueError(f"{pattern!r}: found {groups} groups, expected one, e.g. ^(sub-[0-9]+)")
+            raise ValueError(f"{shown}: found {groups} groups, expected one, e.g. ^(sub-[0-9]+)")
         return pattern
 
     @model_validator(mode="after")

@@ -19,6 +19,9 @@ from voxscale.config.schema import Config
 from voxscale.errors import ConfigError
 
 _INT = "tag:yaml.org,2002:int"
+_MOST_CHARACTERS = 2**20
+_DEEPEST = 64
+_LONGEST_NAME = 100
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -32,6 +35,24 @@ class _Loader(yaml.SafeLoader):
         ]
         for sign, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"nested more than {_DEEPEST} deep", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's own constructors raise anything for what their tag does not fit."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            found = f"{_short_repr(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, found, node.start_mark) from error
 
 
 _Loader.add_implicit_resolver(
@@ -46,9 +67,11 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int | float | bool):
-            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is not a key", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{_short_repr(key)} is not a key", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {_short_repr(key)} stands twice", key_node.start_mark
+            )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -58,8 +81,17 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_
 
 def parse_yaml(text: str, name: str) -> Any:
     """Parse YAML (so also JSON); `name` says in errors where the text came from."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(
+            f"{name}: found {len(text)} characters, expected at most {_MOST_CHARACTERS}", fix="give a YAML file"
+        )
     try:
         return _Loader(text).get_single_data()
+    except yaml.reader.ReaderError as error:
+        start = text[: error.position]
+        where = f"{name}:{start.count(chr(10)) + 1}:{len(start) - start.rfind(chr(10))}"
+        sign = ascii(text[error.position])
+        raise ConfigError(f"{where}: not valid YAML: found the character {sign}", fix="correct that line") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -96,11 +128,18 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
     config = check_section(Config, content, name)
     given = {override.partition("=")[0] for override in overrides}
     paths = {
-        field: str(((Path() if f"data.{field}" in given else base) / Path(value).expanduser()).resolve())
+        field: _absolute(value, Path() if f"data.{field}" in given else base, f"{name}: data.{field}")
         for field, value in (("source", config.data.source), ("store", config.data.store))
         if value is not None
     }
     return config.model_copy(update={"data": config.data.model_copy(update=paths)})
+
+
+def _absolute(path: str, base: Path, where: str) -> str:
+    try:
+        return str((base / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # nobody's home, a loop of links, a NUL
+        raise ConfigError(f"{where}: found {_short_repr(path)}, expected a path", fix="correct the path") from error
 
 
 def check_section(kind: type[Checked], content: Any, name: str) -> Checked:
@@ -213,24 +252,28 @@ def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
     match problem["type"]:
         case "extra_forbidden":
             return f"unknown key{_nearest_key(problem['loc'], kind)}"
+        case "invalid_key":
+            return f"found key {found}, expected text"
         case "missing":
             return "missing; expected a value"
         case "union_tag_invalid":
-            tags = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
-            return f"found name {context['tag']!r}, expected {', '.join(tags)}{_did_you_mean(context['tag'], tags)}"
+            tag, tags = context["tag"], [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+            return f"found name {_short_repr(tag)}, expected {', '.join(tags)}{_did_you_mean(tag, tags)}"
         case "union_tag_not_found" | "model_type" | "model_attributes_type":
             return f"found {found}, expected a mapping of fields"
         case "value_error":
             return str(context["error"])
         case "literal_error":
             valid = re.findall(r"'([^']*)'", context["expected"])
-            return f"found {found}, expected {context['expected']}{_did_you_mean(str(problem['input']), valid)}"
+            return f"found {found}, expected {context['expected']}{_did_you_mean(problem['input'], valid)}"
         case _:
             rule = re.sub(r"^(Input|Value|Tuple|String|List) should ", "", problem["msg"])
             return f"found {found}, expected {rule.removeprefix('be ').removeprefix('have ')}"
 
 
-def _did_you_mean(found: str, valid: Sequence[str]) -> str:
+def _did_you_mean(found: object, valid: Sequence[str]) -> str:
+    if not isinstance(found, str) or len(found) > _LONGEST_NAME:
+        return ""
     close = difflib.get_close_matches(found, valid, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -245,7 +288,8 @@ def _path(location: tuple[int | str, ...], content: Any, *, missing: bool) -> st
             content = content[part] if part < len(content) else None
         elif not (missing and position == len(location) - 1):
             continue
-        keys.append(str(part))
+        name = str(part)
+        keys.append(name if name and name.isprintable() and len(name) <= _LONGEST_NAME else _short_repr(part))
     return ".".join(keys)
 
 

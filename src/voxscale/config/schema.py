@@ -167,7 +167,8 @@ class Config(Section):
     @classmethod
     def _defaults_of_task(cls, fields: Any) -> Any:
         """An outcome is a matter of the whole volume, and has losses and metrics of its own."""
-        own = _OUTCOMES.get(fields.get("task", "")) if isinstance(fields, dict) else None
+        task = fields.get("task") if isinstance(fields, dict) else None
+        own = _OUTCOMES.get(task) if isinstance(task, str) else None
         if own is None:
             return fields
         given = {**fields}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from voxscale.config.schema import Config
-from voxscale.data.cases import TRAIN, VAL, Case
+from voxscale.data.cases import TEST, TRAIN, VAL, Case
 from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats.sources import error, shown, warning
 from voxscale.data.outcome_columns import OutcomeColumns, find_outcome_columns
@@ -27,6 +27,8 @@ from voxscale.files import read_json, read_rows, write_csv, write_json
 
 SCHEMA_VERSION = 1
 _MOST_CATEGORIES = 64
+_LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
+_FINITE = f"a finite number of at most {_LARGEST:g}"
 _EVENTS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 _FILL = "correct that cell, or take the row out"
 _RESTORE = "restore it, or start anew with --fresh"
@@ -46,7 +48,7 @@ class Numeric:
 
     @property
     def expected(self) -> str:
-        return "a finite number"
+        return _FINITE
 
     def encode(self, cell: str) -> tuple[float, ...]:
         """Raises ValueError for a cell that is no finite number."""
@@ -221,7 +223,7 @@ def _targets(columns: OutcomeColumns) -> Iterator[tuple[str, Callable[[str], flo
         yield columns.time, _not_negative, "a time of 0 or more"
         yield columns.event, _zero_or_one, "0 (censored) or 1 (event)"
     for column in columns.targets:
-        yield column, finite, "a finite number"
+        yield column, finite, _FINITE
     if len(columns.classes) > 1:
         for column in columns.classes:
             yield column, _zero_or_one, "0 or 1"
@@ -258,8 +260,10 @@ def _fit(columns: OutcomeColumns, cases: Sequence[Case]) -> tuple[Encoding, list
     if columns.task == "survival" and not any(_cell(case, columns.event) in ("1", "1.0", "true") for case in training):
         found = f"no event in {len(training)} training cases"
         findings.append(error("no-event", found, "at least one", "add cases with an event, or split otherwise"))
-    if "mean" in (*encoding.classes, *columns.targets):
-        findings.append(error("reserved-name", "a class or target 'mean'", "another name: it is the average", _FILL))
+    for role, names in (("classes", encoding.classes), ("targets", columns.targets)):
+        if "mean" in names:
+            found, expected = f"'mean' among {role}", "another name: it is the average"
+            findings.append(error("reserved-name", found, expected, _FILL, file=f"data.columns.{role}"))
     if columns.task == "classification" and len(columns.classes) == 1 and len(encoding.classes) < 2:
         found = f"{len(encoding.classes)} class in {len(training)} training cases"
         findings.append(error("one-class", found, "two or more", "add cases of another class, or split otherwise"))
@@ -290,7 +294,7 @@ def _fit_feature(column: str, training: Sequence[Case], findings: list[Finding])
 def _fit_numbers(column: str, training: Sequence[Case]) -> Numeric:
     """A column without any spread is scaled by 1: it says nothing, and harms nothing."""
     cells = [case.row.get(column, "").strip() for case in training]
-    values = np.array([float(cell) for cell in cells if is_number(cell) and math.isfinite(float(cell))])
+    values = np.array([float(cell) for cell in cells if is_finite(cell)])
     if not len(values):
         return Numeric(column, 0.0, 1.0)
     return Numeric(column, float(values.mean()), float(values.std()) or 1.0)
@@ -307,17 +311,31 @@ def _in_number_order(name: str) -> tuple[float, str]:
 
 def is_number(cell: str) -> bool:
     try:
-        float(cell)
+        _number(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def is_finite(cell: str) -> bool:
+    try:
+        finite(cell)
     except ValueError:
         return False
     return True
 
 
 def finite(cell: str) -> float:
-    value = float(cell)
-    if not math.isfinite(value):
+    value = _number(cell)
+    if not abs(value) <= _LARGEST:
         raise ValueError(cell)
     return value
+
+
+def _number(cell: str) -> float:
+    if "_" in cell:  # which Python would take for a thousands separator
+        raise ValueError(cell)
+    return float(cell)
 
 
 def _not_negative(cell: str) -> float:
@@ -358,7 +376,7 @@ def read_encoding(path: Path) -> Encoding:
         if content["schema"] != SCHEMA_VERSION:
             raise DataError(f"{path}: schema {content['schema']}, expected {SCHEMA_VERSION}", fix=_RESTORE)
         return Encoding.from_json(content)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise DataError(f"{path}: missing or damaged", fix=_RESTORE) from problem
 
 
@@ -367,15 +385,30 @@ def read_outcomes(table: Path, encoding: Path) -> Outcomes:
     first = 2 + held.columns.num_targets  # column of features
     try:
         rows = list(read_rows(table, _header(held)))
+        numbers = np.array([row[2:] for row in rows], np.float64).reshape(len(rows), -1)
+        _check_recorded(rows, numbers)
         return Outcomes(
             held,
             tuple(row[0] for row in rows),
             tuple(row[1] for row in rows),
-            np.array([row[2:first] for row in rows], np.float64).reshape(len(rows), -1),
-            np.array([row[first:] for row in rows], np.float64).reshape(len(rows), -1).astype(np.float32),
+            numbers[:, : first - 2],
+            numbers[:, first - 2 :].astype(np.float32),
         )
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise DataError(f"{table}: missing or damaged", fix=_RESTORE) from problem
+    except OSError as problem:
+        raise DataError(f"{table}: missing or damaged: {problem.strerror}", fix=_RESTORE) from problem
+    except ValueError as problem:
+        raise DataError(f"{table}: missing or damaged: {problem}", fix=_RESTORE) from problem
+
+
+def _check_recorded(rows: Sequence[Sequence[str]], numbers: NDArray[np.float64]) -> None:
+    """Raises ValueError for what `write_outcomes` does not leave behind."""
+    for number, (case, split, *_) in enumerate(rows):
+        if split not in (TRAIN, VAL, TEST):
+            raise ValueError(f"case {shown(case)}: found split {shown(split)}, expected {TRAIN}, {VAL} or {TEST}")
+        if number and case <= rows[number - 1][0]:
+            raise ValueError(f"case {shown(case)}: expected each case once, in order")
+    if len(unsound := np.argwhere(~np.isfinite(numbers))):
+        raise ValueError(f"case {shown(rows[int(unsound[0, 0])][0])}: found a number that is not finite")
 
 
 def _tupled(value: Any) -> Any:

@@ -105,7 +105,7 @@ def _parse_example(content: memoryview) -> tuple[NDArray[Any], NDArray[Any]]:
             features[bytes(_last(entry, 1))] = _last(entry, 2)
     absent = [name for name in (b"img", b"label") if name not in features]
     if absent:
-        names = ", ".join(repr(name.decode(errors="replace")) for name in sorted(features)[:8]) or "none"
+        names = ", ".join(repr(name[:40].decode(errors="replace")) for name in sorted(features)[:8]) or "none"
         raise ValueError(f"found features {names}, expected 'img' and 'label'")
     image, label = (_parse_tensor(features[name], name.decode()) for name in (b"img", b"label"))
     return image, label
@@ -117,11 +117,11 @@ def _parse_tensor(feature: memoryview, name: str) -> NDArray[Any]:
     if len(values) != 1:
         raise ValueError(f"{name}: found {len(values)} byte strings, expected one serialised tensor")
     tensor = _parse(_as_bytes(values[0]))
-    number = tensor.get(1, [0])[-1]
+    number = _last_number(tensor, 1)
     if number not in _DTYPES:
         raise ValueError(f"{name}: found voxels of TensorFlow's type {number}, expected float or integer")
     dtype, field = _DTYPES[number]
-    shape = _parse_shape(_last(tensor, 2), name)
+    shape = _parse_shape(tensor.get(2, []), name)
     count = int(np.prod(shape, dtype=object))
     content = _last(tensor, 4)
     flat = np.frombuffer(content, dtype) if len(content) == count * np.dtype(dtype).itemsize else None
@@ -132,10 +132,12 @@ def _parse_tensor(feature: memoryview, name: str) -> NDArray[Any]:
     return flat.reshape(shape)
 
 
-def _parse_shape(content: memoryview, name: str) -> tuple[int, ...]:
-    shape = tuple(_parse(_as_bytes(dim)).get(1, [0])[-1] for dim in _parse(content).get(2, []))
-    if len(shape) not in (3, 4) or not all(isinstance(n, int) and 0 < n < 2**16 for n in shape):
-        raise ValueError(f"{name}: found shape {shape}, expected three or four dimensions")
+def _parse_shape(blocks: list[Any], name: str) -> tuple[int, ...]:
+    """Of several blocks all count, as in protobuf."""
+    dims = [dim for block in blocks for dim in _parse(_as_bytes(block)).get(2, [])]
+    shape = tuple(_last_number(_parse(_as_bytes(dim)), 1) for dim in dims)
+    if len(shape) not in (3, 4) or not all(0 < n < 2**16 for n in shape):
+        raise ValueError(f"{name}: found shape {shape[:8]}, expected three or four dimensions of 1 to {2**16 - 1}")
     return shape
 
 
@@ -145,6 +147,8 @@ def _parse_values(blocks: list[Any], dtype: str, count: int) -> NDArray[Any]:
     if sum(len(block) if isinstance(block, memoryview) else 1 for block in blocks) > count * 10:
         raise ValueError("found more voxels than its shape holds")
     if kind.kind == "f" and kind.itemsize > 2:
+        if any(isinstance(block, int) and block >> 8 * kind.itemsize for block in blocks):
+            raise ValueError(f"found a number of more than {kind.itemsize} bytes, expected voxels of type {kind}")
         parts = [
             block if isinstance(block, memoryview) else block.to_bytes(kind.itemsize, "little") for block in blocks
         ]
@@ -231,6 +235,13 @@ def _read_varint(content: memoryview, at: int) -> tuple[int, int]:
 def _as_bytes(value: object) -> memoryview:
     if not isinstance(value, memoryview):
         raise ValueError("its content is no tf.train.Example: found a number, expected bytes")
+    return value
+
+
+def _last_number(message: Message, number: int) -> int:
+    value = message.get(number, [0])[-1]
+    if not isinstance(value, int):
+        raise ValueError("its content is no TensorProto: found bytes, expected a number")
     return value
 
 

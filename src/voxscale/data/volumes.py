@@ -32,6 +32,7 @@ Affine = NDArray[np.float64]
 _ROUNDING = 1e-3  # what files with a scale factor leave of whole numbers
 _BLOCK = 1 << 20
 _MAX_OFFSET = 1 << 24  # header extensions
+_LONGEST = 1e9  # edge of a voxel, in whatever unit
 _UNHEARD = logging.Logger("unheard", level=logging.CRITICAL + 1)  # nibabel prints what it mends in a header
 _REPLACE = "replace the file, or take the case out"
 _RESAVE = "save it as grey or RGB of 8 bits, or grey of 16"
@@ -69,15 +70,20 @@ def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
             header.check_fix(logger=_UNHEARD)
             shape, offset, expected = _layout(header)
             content = _rest(start, stream, expected)
-        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # what is no number is refused below
+            affine = np.asarray(header.get_best_affine(), dtype=np.float64)
         _check_affine(affine)
+        if np.isinf(header["scl_slope"]):  # nibabel would leave voxels as they are
+            raise ValueError(f"found scl_slope {float(header['scl_slope']):g}, expected a number to scale voxels by")
         slope, shift = header.get_slope_inter()
         voxels = np.ndarray(shape, header.get_data_dtype(), content, offset, order="F")
+        return (voxels if slope is None else apply_read_scaling(voxels, slope, shift)), affine
+    except MemoryError as error:
+        raise ValueError("more voxels than this machine has memory for") from error
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error  # without the path, which is of this machine
     except (EOFError, ValueError, ArithmeticError, zlib.error, HeaderDataError, WrapStructError) as error:
         raise ValueError(str(error)) from error
-    return (voxels if slope is None else apply_read_scaling(voxels, slope, shift)), affine
 
 
 def read_case(case: Case, *, channels: int = 0, labels: Mapping[int, str] | None = None) -> RawCase:
@@ -300,3 +306,7 @@ def _check_affine(affine: Affine) -> None:
         lengths = np.linalg.norm(affine[:3, :3], axis=0)
     if not np.isfinite(affine).all() or not lengths.all() or abs(np.linalg.det(affine[:3, :3] / lengths)) < 1e-6:
         raise ValueError("its affine does not place voxels in space")
+    if lengths.min() < 1 / _LONGEST or lengths.max() > _LONGEST:
+        raise ValueError(
+            f"its voxels are {lengths.min():.3g} to {lengths.max():.3g} long, expected {1 / _LONGEST:g} to {_LONGEST:g}"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +109,8 @@ def read_table(path: Path) -> Table:
     named = [name for name in header if name]
     if not named:
         raise DataError(f"{path.name}: found no header", fix="name the columns in the first row")
-    if twice := sorted({name for name in named if named.count(name) > 1}):
-        names = ", ".join(map(shown, twice))
+    if twice := sorted(name for name, count in Counter(named).items() if count > 1):
+        names = ", ".join(map(shown, twice[:40]))
         raise DataError(f"{path.name}: found column {names} more than once", fix="give each column its own name")
     rows: dict[int, dict[str, str]] = {}
     faults: list[Finding] = []
