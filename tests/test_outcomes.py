@@ -106,6 +106,9 @@ def test_interrupted_equals_uninterrupted(
     assert (whole / "cases.csv").read_bytes() == (parts / "cases.csv").read_bytes()
     metrics = [json.loads((run / "metrics.json").read_text()) for run in (whole, parts)]
     assert metrics[0]["summary"] == metrics[1]["summary"]
+    shown = cli_here("evaluate", whole)
+    assert shown.code == 0, shown.err
+    assert all(name.partition("/")[0] in shown.out for name in metrics[0]["summary"])
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +183,10 @@ def test_an_encoder_goes_from_one_task_to_another(cli_here: Cli, write: Callable
     assert losses(held) == losses(freed), "interrupted as the freeze ended"
     end = load_checkpoint(held / "checkpoints" / "last").model
     assert any((start[name] != end[name]).any() for name in encoder)
+    other = cli_here("train", write("survival"), *extra, "model.width=8", "--run", tmp_path / "other")
+    assert other.code == 2
+    assert "train.init_from: found no layer that fits the encoder" in other.err
+    assert not (tmp_path / "other").exists()
 
 
 def edited(cohort: Path, folder: Path, change: Callable[[list[dict[str, str]]], None]) -> Path:

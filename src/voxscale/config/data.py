@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -117,6 +118,14 @@ class Columns(Section):
     targets: Names | None = None
     classes: str | Names | None = None
     features: tuple[str, ...] | None = None
+
+    @field_validator("image", "targets", "classes", "features")
+    @classmethod
+    def _each_once(cls, names: Any) -> Any:
+        twice = [name for name, count in Counter(names).items() if count > 1] if isinstance(names, tuple) else []
+        if twice:
+            raise ValueError(f"found {', '.join(map(repr, twice))} more than once, expected each column once")
+        return names
 
 
 class Slices(Section):

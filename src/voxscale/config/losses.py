@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from voxscale.config.base import Section, chosen_by_name
 
@@ -87,11 +87,23 @@ class HuberOptions(OutcomeLoss):
     delta: Rate = 1.0
 
 
+def _by_name(weights: Any) -> Any:
+    """Classes called 0 and 1 are numbers to YAML, and yes and no truths."""
+    if not isinstance(weights, dict):
+        return weights
+    if truths := [name for name in weights if isinstance(name, bool)]:
+        quoted = "'yes' or 'true'" if truths[0] else "'no' or 'false'"
+        raise ValueError(f"found the class {truths[0]}; expected its name, in quotes where YAML takes it: {quoted}")
+    if weights and not any(weights.values()):
+        raise ValueError("found no weight above 0; expected at least one")
+    return {str(name) if isinstance(name, int) else name: weight for name, weight in weights.items()}
+
+
 class CrossEntropyOptions(OutcomeLoss):
     """Cross-entropy; binary for classes that may hold at once. `balanced` weights make every class count the same."""
 
     name: Literal["cross_entropy"] = "cross_entropy"
-    class_weights: Literal["none", "balanced"] | dict[str, Decay] = "none"
+    class_weights: Annotated[Literal["none", "balanced"] | dict[str, Decay], BeforeValidator(_by_name)] = "none"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 

@@ -127,6 +127,7 @@ def open_run(
             refuse_other_world(run, config, draft.world_size)
             write_text(run.config, render_config(config))
     else:
+        _refuse_other_encoder(config, plan, store, outcomes)
         _write_folder(draft, cases, plan, outcomes)
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
 
@@ -192,6 +193,18 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
     findings = task.check_classes(store, training, validation)
     refuse_errors(findings)
     return findings
+
+
+def _refuse_other_encoder(config: Config, plan: Plan, store: Store, outcomes: Outcomes | None) -> None:
+    """What a run is to begin with has to fit its network, which is built for that."""
+    if config.train.init_from is None:
+        return
+    from voxscale.tasks import Task, build_outcome_task, build_task
+    from voxscale.train.job import build_network
+    from voxscale.train.start import start_from
+
+    task: Task = build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
+    start_from(Path(config.train.init_from), build_network(config, plan, task, outcomes))
 
 
 def _held_config(run: RunFolder, asked: Config) -> Config:

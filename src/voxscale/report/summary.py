@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_LAST = "mean"
+_MEAN, _ALL = "mean", "all"  # over classes; of the cases as a whole, whatever their classes
+_LAST = (_MEAN, _ALL)
 
 
 def render_summary(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """Means over cases; those of the average over classes come last, with their bootstrap interval below."""
-    names = [name.split("/", 1) for name in summary]
-    metrics = list(dict.fromkeys(metric for metric, _ in names))
-    classes = sorted(dict.fromkeys(name for _, name in names), key=lambda name: name == _LAST)
-    rows = [["", *metrics]]
-    rows += [[name, *(_mean(summary.get(f"{metric}/{name}")) for metric in metrics)] for name in classes]
-    if any(f"{metric}/{_LAST}" in summary for metric in metrics):
-        rows.append(["95 %", *(_interval(summary.get(f"{metric}/{_LAST}")) for metric in metrics)])
+    """Means over cases; those over all classes come last, with their bootstrap interval below."""
+    table: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for key, entry in summary.items():
+        metric, _, name = key.partition("/")
+        table.setdefault(metric, {})[name or _ALL] = entry
+    by_length = sorted(table.values(), key=len, reverse=True)  # all in one order, some with gaps
+    classes = sorted(dict.fromkeys(name for column in by_length for name in column), key=_LAST.count)
+    rows = [["", *table], *([name, *(_mean(column.get(name)) for column in table.values())] for name in classes)]
+    overall = [column.get(_MEAN, column.get(_ALL)) for column in table.values()]
+    if any(overall):
+        rows.append(["95 %", *map(_interval, overall)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(_line(row, widths) for row in rows)
 

@@ -207,15 +207,22 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     target: OfVolumes | OfOutcomes
     if config.predicts_outcomes:
         target = OfOutcomes.open(run, config, store)
-        num_features = target.outcomes.features.shape[1]
-        build = partial(build_outcome_model, config.model, store.channels, num_features)
+        model = build_network(config, plan, target.task, target.outcomes)
     else:
         target = OfVolumes(build_task(config, store))
-        build = partial(build_model, config.model, store.channels)
-    model = build(target.task.out_channels, patch=plan.patch, seed=config.train.seed)
+        model = build_network(config, plan, target.task)
     job = Job(run, config, world, device, training, store, target, plan, model.to(device))
     job.compute.lay_out(model)
     return job
+
+
+def build_network(config: Config, plan: Plan, task: Task, outcomes: Outcomes | None = None) -> torch.nn.Module:
+    """The network as the run begins with it, but for what it takes over from another."""
+    if outcomes is None:
+        build = partial(build_model, config.model, plan.channels)
+    else:
+        build = partial(build_outcome_model, config.model, plan.channels, outcomes.features.shape[1])
+    return build(task.out_channels, patch=plan.patch, seed=config.train.seed)
 
 
 def open_run_store(run: RunFolder, config: Config, world: World, environ: Mapping[str, str]) -> Store:
