@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import Cli, Finished
+from lab.ray import kill, ranks_in
 from lab.slurm import SlurmLab, until
 from lab.terminal import CTRL_C, Terminal
 from lab.trained import LONG, NUM_STEPS, SLOW
@@ -203,6 +204,28 @@ def test_a_lost_node_costs_nothing(
     idle_slurm.kill_node(lost)
     idle_slurm.await_state(last_job(run), "COMPLETED", timeout=150)
     idle_slurm.revive_node(lost)
+    assert_same_model(run, undisturbed(2))
+
+
+@pytest.mark.cluster
+def test_a_lost_rank_costs_nothing_where_the_job_may_start_again(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    run, config = tmp_path / "run", write_config(**LONG, checkpoint={"every_steps": 2})
+    words = ["--nodes", 2, "--devices", 1, "--run", run, "--restarts", 1]
+    refused = on_slurm("train", config, *words, "site.requeue=false")
+    assert (refused.code, run.exists()) == (2, False)
+    assert "--restarts 1: the site's profile has requeue: false; expected true" in refused.err
+    assert on_slurm("train", config, *words, "--detach", env=SLOW).code == 0
+    await_step(run, 3)
+    kill(ranks_in(run)[1])
+    assert idle_slurm.await_state(last_job(run), "COMPLETED", "FAILED", timeout=150) == "COMPLETED"
+    assert idle_slurm.show(last_job(run))["Restarts"] == "1"
+    assert [path.parent.name for path in run.glob("logs/*/lost")] == [f"{last_job(run)}-0"]
     assert_same_model(run, undisturbed(2))
 
 
