@@ -55,11 +55,8 @@ def test_no_pickle_no_eval_no_shell(path: Path) -> None:
 def test_torch_distributed_lives_in_parallel_alone(path: Path) -> None:
     if path.name == "parallel.py":
         assert "import torch.distributed" in path.read_text()
-    elif path.name == "node.py":
-        assert "torch.distributed.launcher" in path.read_text(), "it is torchrun, and knows nothing else of voxscale"
-        assert "voxscale" not in {
-            name.split(".")[0] for name in re.findall(r"^\s*(?:from|import) (\S+)", path.read_text(), re.M)
-        }
+    elif path.name == "ranks.py":
+        assert "torch.distributed.launcher" in path.read_text(), "it is torchrun"
     else:
         imported = [
             ast.unparse(node)
@@ -67,6 +64,15 @@ def test_torch_distributed_lives_in_parallel_alone(path: Path) -> None:
             if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         assert not [line for line in imported if "torch.distributed" in line]
+
+
+@pytest.mark.parametrize("name", ["node", "meeting", "ranks", "as_rank", "ray_node"])
+def test_what_nodes_run_needs_nothing_of_voxscale_but_each_other(name: str) -> None:
+    text = (REPOSITORY / "src" / "voxscale" / "launch" / f"{name}.py").read_text()
+    imported = re.findall(r"^\s*(?:from (voxscale\S*) import (.*)|import (voxscale\S*))$", text, re.M)
+    names = {each for package, found, _ in imported for each in found.split(", ") if package == "voxscale.launch"}
+    assert names <= {"node", "meeting", "ranks", "as_rank"}
+    assert all(package == "voxscale.launch" for package, _, _ in imported)
 
 
 def test_tests_mirror_sources() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import REPOSITORY
 from lab.slurm import SlurmLab
-from voxscale.launch.node import address_towards, expand_nodes, interfaces
+from voxscale.launch.meeting import address_towards, expand_nodes, interfaces
 
 NODE = REPOSITORY / "src" / "voxscale" / "launch" / "node.py"
 

@@ -13,7 +13,7 @@ from voxscale.config.site import Site
 from voxscale.errors import InfrastructureError
 from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.batch import write_jobs
-from voxscale.launch.node import expand_nodes
+from voxscale.launch.meeting import expand_nodes
 from voxscale.launch.sbatch import Job
 from voxscale.launch.slurm import ask, clean, states_of
 from voxscale.runs import RunFolder

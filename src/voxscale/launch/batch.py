@@ -36,6 +36,7 @@ TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH = (
 
 
 _ADVANCING = frozenset({OPEN, TRAIN, COLLECT, SEARCH})  # jobs that carry a run on: one of them at a time
+_PROGRAMS = ("node.py", "meeting.py", "ranks.py", "as_rank.py", "ray_node.py")  # of which some need others
 END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
 
 
@@ -248,7 +249,7 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
 
 def copy_programs(run: RunFolder, *others: str) -> None:
     """Copy what the nodes of a job run to where they find it, voxscale or not."""
-    for name in ("node.py", "ray_node.py", "as_rank.py", *others):
+    for name in (*_PROGRAMS, *others):
         write_text(run.launch / name, files("voxscale.launch").joinpath(name).read_text())
 
 

@@ -15,6 +15,7 @@ from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import check_outcomes, find_duplicates
 from voxscale.data.findings import WARNING, Finding, refuse_errors
 from voxscale.data.formats import check_source, find_cases, load_manifest
+from voxscale.data.outcome_changes import outcome_changes
 from voxscale.data.outcomes import (
     Outcomes,
     examine_outcomes,
@@ -33,6 +34,8 @@ from voxscale.plan.plan import Plan, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import RunFolder
 from voxscale.train.ownership import refuse_if_live, refuse_other_origin, refuse_other_world
+
+_MOST_CHANGES = 5  # that are named, of a table that has changed
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def open_run(
     )
     if draft.held:
         refuse_other_origin(run, config, store)
-        _refuse_other_outcomes(run, outcomes)
+        _refuse_other_outcomes(run, outcomes, cases)
         if not _is_done(run):
             refuse_other_world(run, config, draft.world_size)
             write_text(run.config, render_config(config))
@@ -229,15 +232,18 @@ def _with_free_fields(held: Config, asked: Config) -> Config:
     return held.model_copy(update={**free, "train": train, "data": data})
 
 
-def _refuse_other_outcomes(run: RunFolder, outcomes: Outcomes | None) -> None:
+def _refuse_other_outcomes(run: RunFolder, outcomes: Outcomes | None, cases: Sequence[Case]) -> None:
     """A run that is continued trains on what it began with."""
     if outcomes is None:
         return
     held = read_outcomes(run.outcomes, run.encoding)
     same = held.encoding == outcomes.encoding and held.cases == outcomes.cases
     if not same or (held.targets != outcomes.targets).any() or (held.features != outcomes.features).any():
-        raise DataError(
-            f"{run.outcomes}: the table says otherwise since the run began",
+        lines = outcome_changes(held, outcomes, {case.id: case.where for case in cases})
+        more = [f"  and {len(lines) - _MOST_CHANGES} more"] if len(lines) > _MOST_CHANGES else []
+        first = f"{run.outcomes}: the table says otherwise since the run began"
+        raise DataError.from_findings(
+            [first, *(f"  {line}" for line in lines[:_MOST_CHANGES]), *more],
             fix="restore the table, or start anew with --fresh",
         )
 

@@ -13,8 +13,9 @@ from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.errors import StoppedEarly
 from voxscale.files import remove
-from voxscale.launch.node import Place, start_ranks
+from voxscale.launch.meeting import Place
 from voxscale.launch.outcome import judge, read_failure
+from voxscale.launch.ranks import start_ranks
 from voxscale.runs import RunFolder, error_files
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal

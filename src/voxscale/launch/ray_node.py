@@ -34,11 +34,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from voxscale.launch import as_rank, node
+    from voxscale.launch import as_rank, meeting, node, ranks
 else:  # a copy, beside copies of these
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import as_rank
+    import meeting
     import node
+    import ranks
 
 STOP = "stop"  # a file in DIR that tells the command alone to end: SLURM would tell all of Ray
 _TOKEN, _ADDRESS, _READY, _DONE = "ray-token", "ray.json", "ray-ready.json", "ray-done.json"  # for the other nodes
@@ -73,7 +75,7 @@ while before is None or len(before) < nodes:
 class Ended:
     """How a node's part ended; `lost` says what became of its Ray before the command was over."""
 
-    failures: tuple[node.RankFailure, ...] = ()
+    failures: tuple[ranks.RankFailure, ...] = ()
     stopped: bool = False
     lost: str = ""
 
@@ -83,22 +85,22 @@ def run_ray_node(options: argparse.Namespace) -> int:
     reports: Path = options.reports
     reports.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    index = node.slurm_index() if options.nodes > 1 else 0
+    index = meeting.slurm_index() if options.nodes > 1 else 0
     if index == 0:
         (reports / "step").write_text(os.environ.get("SLURM_STEP_ID", ""))
-    node.adopt_orphans()
+    ranks.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, node.raise_early)
     unable: tuple[str, ...] = ()
     try:
         node.refuse_unfit(options)
         if importlib.util.find_spec("ray") is None:
-            raise node.UnableError(f"no ray in {sys.executable}", "pip install 'voxscale[ray]'")
+            raise meeting.UnableError(f"no ray in {sys.executable}", "pip install 'voxscale[ray]'")
         ended = _take_part(options, index)
     except node.EarlySignal:  # the command had not begun
         ended = Ended(stopped=True)
-    except node.UnableError as error:
-        unable, ended = error.args, Ended((node.RankFailure(-1, 4, time.time()),) if error.args[0] else ())
+    except meeting.UnableError as error:
+        unable, ended = error.args, Ended((ranks.RankFailure(-1, 4, time.time()),) if error.args[0] else ())
         if unable[0]:
             print("error: {}: {}\n  fix: {}".format(socket.gethostname(), *unable), file=sys.stderr, flush=True)
     if ended.lost:
@@ -119,20 +121,20 @@ def _leave_word(reports: Path, index: int, ended: Ended, unable: tuple[str, ...]
         **(dict(zip(("unable", "fix"), unable)) if unable else {}),  # noqa: B905 since Python 3.10
         **({"lost": ended.lost} if ended.lost else {}),
     }
-    node.write_whole(node.end_file(reports, index), end)
+    meeting.write_whole(meeting.end_file(reports, index), end)
     if unable:  # the others wait for its arrival, then find the end
-        node.write_whole(node.arrival_file(reports, index), {"node": socket.gethostname()})
+        meeting.write_whole(meeting.arrival_file(reports, index), {"node": socket.gethostname()})
 
 
 def _take_part(options: argparse.Namespace, index: int) -> Ended:
     if options.chdir is not None:
         os.chdir(options.chdir)
-    place = node.Place()
+    place = meeting.Place()
     if options.nodes > 1:
-        place = node.meet(options.reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
+        place = meeting.meet(options.reports, nodes=options.nodes, interface=options.interface, patience_s=options.wait)
     else:
         host = socket.gethostname()
-        node.write_whole(node.arrival_file(options.reports, 0), {"node": host, "host": host})
+        meeting.write_whole(meeting.arrival_file(options.reports, 0), {"node": host, "host": host})
     with _own_folder() as folder:
         ray = Ray(options, place, folder)
         return _lead(ray) if index == 0 else _follow(ray)
@@ -143,7 +145,7 @@ class Ray:
     """Ray on this node: `ray start --block`, its folder and its log."""
 
     options: argparse.Namespace
-    place: node.Place
+    place: meeting.Place
     folder: Path
     process: subprocess.Popen[bytes] | None = None
 
@@ -201,10 +203,10 @@ class Ray:
     def lives(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def unable(self, what: str) -> node.UnableError:
+    def unable(self, what: str) -> meeting.UnableError:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         said = "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines[-3:])
-        return node.UnableError(f"{what}: {said or 'it said nothing'}", f"see {self.log}")
+        return meeting.UnableError(f"{what}: {said or 'it said nothing'}", f"see {self.log}")
 
 
 def _lead(ray: Ray) -> Ended:
@@ -216,15 +218,15 @@ def _lead(ray: Ray) -> Ended:
             _write_secret(ray.reports / _TOKEN, secret)
         ray.start("--head", "--port=0", "--include-dashboard=false", f"--ray-client-server-port={_client_port()}")
         address = _head_address(ray)
-        node.write_whole(ray.reports / _ADDRESS, {"address": address})
+        meeting.write_whole(ray.reports / _ADDRESS, {"address": address})
         _await_nodes(ray, address)
     finally:
         (ray.reports / _TOKEN).unlink(missing_ok=True)
-    node.write_whole(ray.reports / _READY, {"address": address})
+    meeting.write_whole(ray.reports / _READY, {"address": address})
     code, told = _run_command(ray, address)
-    failures = (node.RankFailure(0, code, time.time()),) if code else ()
+    failures = (ranks.RankFailure(0, code, time.time()),) if code else ()
     stopped = told or code == node.STOPPED
-    node.write_whole(ray.reports / _DONE, {"stopped": stopped})
+    meeting.write_whole(ray.reports / _DONE, {"stopped": stopped})
     return Ended(failures, stopped, "" if ray.lives else "Ray's head ended before the command did")
 
 
@@ -232,19 +234,19 @@ def _follow(ray: Ray) -> Ended:
     """On another node: join the head's cluster, and leave it when the command is over."""
     reports, deadline = ray.reports, time.monotonic() + ray.options.wait
     while not ((reports / _ADDRESS).exists() and (reports / _TOKEN).exists()):  # it is gone if the head gives up
-        if node.end_file(reports, 0).exists():
-            raise node.UnableError("", "")  # the first node says why
+        if meeting.end_file(reports, 0).exists():
+            raise meeting.UnableError("", "")  # the first node says why
         if time.monotonic() > deadline:
-            raise node.UnableError(f"Ray's head did not start within {ray.options.wait:.0f} s", f"see {reports}")
+            raise meeting.UnableError(f"Ray's head did not start within {ray.options.wait:.0f} s", f"see {reports}")
         _look(reports)
     _write_secret(ray.token, (reports / _TOKEN).read_text())
     ray.start("--address=" + json.loads((reports / _ADDRESS).read_text())["address"])
-    while not (reports / _READY).exists() and not node.end_file(reports, 0).exists():
+    while not (reports / _READY).exists() and not meeting.end_file(reports, 0).exists():
         if not ray.lives:
             raise ray.unable("Ray did not start")
         _look(reports)
     received = _note_signals()
-    while not (reports / _DONE).exists() and not node.end_file(reports, 0).exists():
+    while not (reports / _DONE).exists() and not meeting.end_file(reports, 0).exists():
         if not ray.lives:
             return Ended(stopped=bool(received), lost="Ray ended here before the command did")
         if received and time.monotonic() > received[0][0] + ray.options.save_time:
@@ -277,14 +279,14 @@ def _await_nodes(ray: Ray, address: str) -> None:
     while (code := watcher.poll()) is None:
         if not ray.lives:
             raise ray.unable("Ray's head did not start")
-        if any(node.end_file(ray.reports, number).exists() for number in range(1, nodes)):
-            raise node.UnableError("", "")  # another node says why
+        if any(meeting.end_file(ray.reports, number).exists() for number in range(1, nodes)):
+            raise meeting.UnableError("", "")  # another node says why
         if time.monotonic() > deadline:
             addresses = (seen.read_text().splitlines() or [""])[-1].split()
-            arrivals = [json.loads(node.arrival_file(ray.reports, number).read_text()) for number in range(nodes)]
+            arrivals = [json.loads(meeting.arrival_file(ray.reports, number).read_text()) for number in range(nodes)]
             absent = ", ".join(each["node"] for each in arrivals if each.get("address", address) not in addresses)
             what = f"Ray has {len(addresses)} of {nodes} nodes after {ray.options.wait:.0f} s: {absent} did not join"
-            raise node.UnableError(what, f"see {ray.reports}/ray-*.log, and whether {absent} can reach {address}")
+            raise meeting.UnableError(what, f"see {ray.reports}/ray-*.log, and whether {absent} can reach {address}")
         _look(ray.reports)
     if code:
         raise ray.unable("Ray's head does not tell its nodes")
@@ -359,12 +361,12 @@ def _sweep(root: Path) -> None:
 
 def _end_children() -> None:
     """End all that descends from this process; what lost its parent has become a child of this one."""
-    node.signal_children(signal.SIGTERM)
-    node.await_children(_END_S)
+    ranks.signal_children(signal.SIGTERM)
+    ranks.await_children(_END_S)
     deadline = time.monotonic() + _END_S
-    while node.living_children() and time.monotonic() < deadline:
-        node.signal_children(signal.SIGKILL)
-        node.await_children(_LOOK_S)
+    while ranks.living_children() and time.monotonic() < deadline:
+        ranks.signal_children(signal.SIGKILL)
+        ranks.await_children(_LOOK_S)
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -379,7 +381,7 @@ def _client_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    raise node.UnableError("no free port for Ray", f"free some of {_CLIENT_PORTS[0]} to {_CLIENT_PORTS[-1]}")
+    raise meeting.UnableError("no free port for Ray", f"free some of {_CLIENT_PORTS[0]} to {_CLIENT_PORTS[-1]}")
 
 
 def main(argv: Sequence[str]) -> int:

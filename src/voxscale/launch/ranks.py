@@ -1,0 +1,286 @@
+"""The ranks of one node: started as torchrun does, told of signals, ended when others have failed.
+
+Needs nothing but the standard library and torch, as node.py does, and is copied with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __package__:
+    from voxscale.launch import meeting
+else:  # a copy, beside copies of these
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import meeting
+
+_GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
+_PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
+_LOOK_S = 0.5  # between looks at what the ranks have reported
+_FLUSH_S = 5.0  # for the agent to end when no rank is left
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a rank ended that should not have."""
+
+    rank: int
+    exit_code: int
+    time_s: float = 0.0
+
+    def __str__(self) -> str:
+        if self.exit_code < 0:
+            return f"rank {self.rank} was killed by signal {-self.exit_code}"
+        return f"rank {self.rank} ended with exit code {self.exit_code}"
+
+
+def _bind_stores(address: str) -> None:
+    """Let the stores of torch's agent listen at this address alone: they ask for no password, and rendezvous unpickles
+    what they hold."""
+    import torch.distributed
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    library: Any = torch.distributed
+    if hasattr(library.TCPStore, "bound_to"):  # by an earlier start in this process
+        library.TCPStore.bound_to = address
+    if "master_listen_fd" not in (library.TCPStore.__init__.__doc__ or ""):
+        return  # done, or an older torch
+
+    class BoundStore(library.TCPStore):  # type: ignore[misc]
+        bound_to = address
+
+        def __init__(self, host_name: str, port: int, **options: Any) -> None:
+            if options.get("is_master"):
+                listening = socket.create_server((self.bound_to, port), backlog=4096)
+                port = listening.getsockname()[1]
+                options["master_listen_fd"] = listening.detach()
+            super().__init__(host_name, port, **options)
+
+    library.TCPStore = BoundStore
+    c10d_rendezvous_backend.TCPStore = BoundStore  # type: ignore[assignment, attr-defined]
+
+
+def start_ranks(
+    arguments: Sequence[str],
+    devices: int,
+    *,
+    place: meeting.Place,
+    save_time_s: float,
+    watched: Path | None = None,
+) -> tuple[list[RankFailure], list[signal.Signals]]:
+    """Run `python ARGUMENTS` as this node's ranks under torch's elastic agent, and wait for them.
+
+    Signals are passed on to the ranks, which get `save_time_s` to save. Where another node has written a failure to
+    `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a node that ends first is no news to the others
+    from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    wanted: dict[str, Any] = {
+        "min_nodes": place.nodes,
+        "max_nodes": place.nodes,
+        "nproc_per_node": devices,
+        "run_id": place.run_id or uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": place.endpoint,
+        "rdzv_configs": {"is_host": place.index == 0} if place.nodes > 1 else {},
+        "local_addr": place.address,
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "signals_to_handle": "SIGHUP,SIGQUIT",
+        "shutdown_timeout": int(save_time_s),
+    }
+    _bind_stores(place.address)
+    if place.nodes == 1:
+        meeting.use_interface("lo")
+    known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
+    logging.disable(logging.ERROR)  # what went wrong is ours to say
+    failures: list[RankFailure] = []
+    with _signals_passed_on(save_time_s) as received, _agent_folder() as logs, _watching(watched, logs):
+        if hasattr(multiprocessing, "DefaultLogsSpecs"):
+            wanted["logs_specs"] = multiprocessing.DefaultLogsSpecs(log_dir=str(logs))
+        config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as error:
+            failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
+        finally:
+            logging.disable(logging.NOTSET)
+    return failures, received
+
+
+@contextlib.contextmanager
+def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
+    """Pass signals to the child processes, however often they come; yields the list of those received.
+
+    The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
+    """
+    received: list[signal.Signals] = []
+    os.environ["VOXSCALE_PARENT"] = str(os.getpid())  # a rank that starts when this process is gone already is to know
+
+    def after(seconds: float, number: int) -> threading.Timer:
+        timer = threading.Timer(seconds, signal_children, [number])
+        timer.daemon = True
+        return timer
+
+    patience = after(save_time_s, signal.SIGKILL)
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(signal.Signals(number))
+        if len(received) == 1:
+            patience.start()
+        told = signal.SIGTERM if number == signal.SIGINT else number  # Python answers SIGINT with a traceback
+        after(_PASS_ON_S, told).start()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield received
+    finally:
+        os.environ.pop("VOXSCALE_PARENT")
+        patience.cancel()
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if received else handler)
+
+
+@contextlib.contextmanager
+def _agent_folder() -> Iterator[Path]:
+    """For what torch's agent writes about its ranks; by itself it would leave a folder behind each time.
+
+    It is locked while it is used, and those of killed agents go.
+    """
+    for left in Path(tempfile.gettempdir()).glob("vx-agent-*"):
+        with contextlib.suppress(OSError), (left / "held").open("r+") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="vx-agent-"))
+    try:
+        with (folder / "held").open("w") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watching(reports: Path | None, logs: Path) -> Iterator[None]:
+    """End the ranks here soon after those of another node have failed; libraries may wait half an hour for them.
+
+    One that others have waited for in vain is killed: it may not even hear a signal.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while reports is not None and not done.wait(_LOOK_S):
+            if _is_one_silent(reports):
+                if not done.wait(_LOOK_S):
+                    signal_children(signal.SIGKILL)
+                return
+            ends = [json.loads(path.read_text()) for path in reports.glob("node-*.end.json")]
+            if any((end["failures"] or "unable" in end) and not end["stopped"] for end in ends):
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    if _outlast(_GRACE_S, done):
+                        signal_children(number)
+                if not done.wait(_FLUSH_S):  # no rank is left, and the agent would wait five minutes for the other node
+                    shutil.rmtree(logs, ignore_errors=True)
+                    os._exit(1)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _is_one_silent(reports: Path) -> bool:
+    """Whether ranks have reported that another did not answer in time."""
+    return any(
+        json.loads(path.read_text()).get("code") == "timed_out" for path in reports.glob("error-rank-[0-9]*.json")
+    )
+
+
+def _outlast(patience_s: float, done: threading.Event) -> bool:
+    """Whether there are children for so long, and nothing is done."""
+    deadline = time.monotonic() + patience_s
+    while living_children() and not done.wait(0.5):
+        if time.monotonic() > deadline:
+            return True
+    return False
+
+
+def signal_children(number: int) -> None:
+    for child in living_children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+
+def living_children() -> list[int]:
+    """Those that live: ended ones stay listed until somebody asks how they ended."""
+    own = os.getpid()
+    return [child for child in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()) if _lives(child)]
+
+
+def _lives(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def adopt_orphans() -> None:
+    """What copies the ranks' output becomes a child of this process, which can then wait for the last lines."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def await_children(patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    with contextlib.suppress(ChildProcessError):  # there are no more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+
+
+def start_one(
+    as_rank: Sequence[str], save_time_s: float, *, as_torchrun: bool
+) -> tuple[list[RankFailure], list[signal.Signals]]:
+    """Run the command once, without torch's agent, though with the variables that it would set if so wished."""
+    added = _variables_of_one() if as_torchrun else {}
+    with _signals_passed_on(save_time_s) as received:
+        code = subprocess.run([sys.executable, *as_rank], env={**os.environ, **added}, check=False).returncode
+    return ([RankFailure(0, code)] if code else []), received
+
+
+def _variables_of_one() -> dict[str, str]:
+    """What torchrun sets for a world of one rank. At port 0 its store takes any that is free; nobody else needs it."""
+    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+    ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **dict.fromkeys(ranks, "0"),
+        **dict.fromkeys(("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+        **dict.fromkeys(ones, "1"),
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
