@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from yaml import safe_dump, safe_load
 
 from conftest import Cli
@@ -17,6 +19,7 @@ from lab.ray import RayLab, Seat
 from lab.slurm import SlurmLab
 from voxscale.checkpoint import digest_of, load_checkpoint
 from voxscale.data.synthetic import write_cohort
+from voxscale.train.compute import Compute
 from voxscale.train.events import read_events
 
 SMALL = {"name": "resnet", "depth": 18, "width": 4, "stem": "small", "groups": 2}
@@ -29,6 +32,14 @@ TASKS: dict[str, dict[str, Any]] = {
     "regression": {"task": "regression", "data": {"columns": {"targets": ["age", "calcium"], "features": ["sex"]}}},
     "classification": {"task": "classification", "data": {"columns": {"classes": "smoker"}}},
 }
+SPOILT = (
+    {"time": "-5"},
+    {"time": ""},
+    {"event": "2"},
+    {"event": ""},
+    {"age": "inf"},
+    {"NIFTI path": "images/none.nii.gz"},
+)
 WHOLE = ["train.batch=8", "train.micro_batch=1"]  # accumulated on one rank; ranks of four have two each, some no event
 
 
@@ -154,6 +165,119 @@ def test_what_is_predicted_is_what_was_evaluated(cli_here: Cli, trained: Path, c
     assert "is there already" in again.err
 
 
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that give no number for features beyond 1e20, as deep ones do."""
+    run = Compute.run
+
+    def overflow(self: Compute, model: torch.nn.Module, image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        output = run(self, model, image, features)
+        return output * math.nan if features.abs().max() > 1e20 else output
+
+    monkeypatch.setattr(Compute, "run", overflow)
+
+
+@pytest.mark.usefixtures("overflowing")
+def test_cases_that_cannot_be_predicted_are_listed_and_the_others_written(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    """A missing or damaged image, a bad cell, an unseen word, an output that is not finite: all alike."""
+
+    def spoil(rows: list[dict[str, str]]) -> None:
+        rows[0]["NIFTI path"] = "images/none.nii.gz"
+        rows[1]["NIFTI path"] = "broken.nii.gz"
+        rows[2].update(age="inf", smoker="weekly")
+        rows[3]["age"] = "1e30"
+        del rows[7:]
+
+    out = tmp_path / "predicted.csv"
+    table = edited(cohort, tmp_path / "bad", spoil)
+    (table.parent / "broken.nii.gz").write_bytes(b"rubbish")
+    done = cli_here("predict", trained, table, "--out", out)
+    assert done.code == 3
+    assert "4 of 7 cases could not be predicted; the others are written" in done.err
+    for said in (
+        "cohort.csv row 2: found no such file at 'images/none.nii.gz'",
+        "broken.nii.gz: found",
+        "cohort.csv row 4: found 'inf' in 'age', expected a finite number",
+        "cohort.csv row 4: found 'weekly' in 'smoker'",
+        "cohort.csv row 5: found nan as the output of the network, expected finite numbers",
+    ):
+        assert said in done.err
+    assert "RuntimeWarning" not in done.err
+    assert "data.columns.features" not in done.err, "which is settled for a trained run"
+    written = list(csv.DictReader(out.open()))
+    assert len(written) == 3
+    assert all(math.isfinite(float(row["risk"])) for row in written)
+
+
+def test_a_feature_without_its_column_refuses_the_whole_table(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    def spoil(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            row["ageing"] = row.pop("age")
+
+    table, out = edited(cohort, tmp_path / "bad", spoil), tmp_path / "p.csv"
+    done = cli_here("predict", trained, table, "--out", out)
+    assert (done.code, out.exists()) == (3, False)
+    assert done.err.count("found no column 'age'") == 1
+    assert "did you mean 'ageing'?" in done.err
+    assert "an empty cell" not in done.err
+
+
+def test_evaluating_other_data_says_all_that_is_wrong_at_once(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    def spoil(rows: list[dict[str, str]]) -> None:
+        for row, change in zip(rows, SPOILT, strict=False):
+            row.update(change)
+
+    table = edited(cohort, tmp_path / "bad", spoil)
+    done = cli_here("evaluate", trained, "--data", table)
+    assert done.code == 3
+    for row, said in enumerate(("'-5'", "an empty cell", "'2'", "an empty cell", "'inf'", "no such file"), start=2):
+        assert f"cohort.csv row {row}: found {said}" in done.err
+
+
+@pytest.mark.usefixtures("overflowing")
+def test_an_evaluation_with_an_output_that_is_not_finite_fails(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    table = edited(cohort, tmp_path / "bad", lambda rows: rows[3].update(age="1e30"))
+    done = cli_here("evaluate", trained, "--data", table)
+    assert done.code == 1
+    spoilt = list(csv.DictReader(table.open()))[3]
+    assert f"case {spoilt['patient']}: found nan as the output of the network" in done.err
+    assert "RuntimeWarning" not in done.err
+
+
+@pytest.mark.parametrize("held", ["test", "train"])
+def test_without_validation_cases_the_last_model_predicts(
+    held: str, cli_here: Cli, cohort: Path, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Warned of before anything trains; where nothing is held out at all, the baseline is kept nonetheless."""
+
+    def rename(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            row["Fold_1"] = row["Fold_1"].replace("val", held)
+        del rows[12:]
+
+    table, run, out = edited(cohort, tmp_path / "own", rename), tmp_path / "run", tmp_path / "p.csv"
+    words = ["train", write("survival"), f"data.source={table}", "train.epochs=1", "--devices", 1, "--run", run]
+    done = cli_here(*words)
+    assert done.code == 0, done.err
+    assert "warning: data: found no validation cases: the last model is taken for the best" in done.err
+    two = edited(cohort, tmp_path / "two", lambda rows: rows.__delitem__(slice(2, None)))
+    predicted = cli_here("predict", run, two, "--out", out)
+    assert predicted.code == 0, predicted.err
+    assert predicted.err.count("its last, is taken") == 1
+    assert {"risk", "survival/2y"} <= next(csv.DictReader(out.open())).keys()
+    evaluated = cli_here("evaluate", run, "--split", held)
+    assert evaluated.code == 0, evaluated.err
+    assert "its last, is taken" in evaluated.err
+
+
 def test_another_checkpoint_learns_its_own_baseline(cli_here: Cli, trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run", symlinks=True)
     (run / "learnt.json").unlink()
@@ -213,7 +337,8 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
         held_out["smoker"] = "weekly"
 
     table = edited(cohort, tmp_path / "bad", spoil)
-    done = cli_here("train", table, "--run", tmp_path / "run")
+    features = "data.columns.features=[age, sex, smoker, calcium]"
+    done = cli_here("train", table, features, "--run", tmp_path / "run")
     assert done.code == 3
     for said in (
         "row 2: found '-5' in 'time', expected a time of 0 or more",
@@ -225,7 +350,7 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
     ):
         assert said in done.err
     assert not (tmp_path / "run").exists()
-    diagnosed = cli_here("doctor", table, "--json")
+    diagnosed = cli_here("doctor", table, features, "--json")
     assert diagnosed.code == 3
     codes = [finding["code"] for finding in diagnosed.json["findings"]]
     assert sorted(codes) == sorted(["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category"])
@@ -296,6 +421,8 @@ def test_a_changed_table_is_not_trained_on_unnoticed(
     done = cli_here("train", *words)
     assert done.code == 3
     assert "the table says otherwise since the run began" in done.err
+    assert "cohort.csv row " in done.err
+    assert "found 0 in 'event', expected 1" in done.err
 
 
 @pytest.fixture(scope="module")

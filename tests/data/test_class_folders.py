@@ -95,6 +95,30 @@ def test_what_may_be_a_segmentation_or_patients_is_not_guessed_to_be_classes(
     assert not class_folders.detect(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (("cat/1.png",), "one folder of images, 'cat', where classes are two or more"),
+        (("train/cat/1.png", "val/cat/2.png"), "one folder of images, 'cat'"),
+        (("cat/1.png", "mask/2.png"), "called 'mask' may be a segmentation's; if they are classes, say data.format"),
+        (("p1/ct.nii", "p2/ct.nii"), "may be patients; if they are classes, say data.format=classes"),
+        (("cat/1.png", "dog/2.png"), ""),
+        (("notes/a.txt",), ""),
+    ],
+)
+def test_why_folders_of_images_are_not_classes_is_said(files: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    write = {"png": picture, "txt": _text}
+    for name in files:
+        write.get(name[-3:], save_volume)(tmp_path / name)
+    found = class_folders.why_not(tmp_path)
+    assert why in found
+    assert bool(found) == bool(why)
+    if why:
+        with pytest.raises(DataError) as refusal:
+            detect_format(tmp_path)
+        assert refusal.value.message.endswith(f"found no known layout: {found}")
+
+
 def _text(path: Path) -> object:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.write_text("x")
@@ -167,11 +191,14 @@ def test_images_that_cannot_be_read_are_all_named_when_preparing(tmp_path: Path)
 
 
 def test_grey_and_colour_do_not_mix(tmp_path: Path) -> None:
-    for name, mode in (("cat/1.png", "L"), ("cat/2.png", "L"), ("dog/3.png", "RGB")):
+    colours = {"cat/1.png": "L", "cat/2.png": "L", "cat/5.png": "L", "dog/3.png": "RGB", "dog/4.png": "RGB"}
+    for name, mode in colours.items():
         picture(tmp_path / "d" / name, mode=mode)
     data = Data.model_validate({"source": str(tmp_path / "d")})
-    with pytest.raises(DataError, match="case 3: found 3 channels, expected 1 as in most cases"):
+    with pytest.raises(DataError) as refusal:
         prepare(load_manifest(data, tmp_path), data, tmp_path / "store", patch=None)
+    assert refusal.value.message == "case 3 and 1 more: found 3 channels, expected 1 as in most cases"
+    assert "all as grey or all as RGB" in refusal.value.fix
 
 
 def test_names_that_repeat_in_every_class_are_told_apart(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from layouts import LAYOUTS
 from voxscale.config.load import make_config
 from voxscale.data.doctor import Diagnosis, examine_dataset
 from voxscale.data.findings import ERROR, WARNING, Finding
+from voxscale.data.formats import load_manifest
+from voxscale.data.outcomes import target_strata
+from voxscale.data.split import split_cases
 
 KEYS = {"level", "code", "case", "file", "found", "expected", "fix"}
 SIZE = (16, 16, 16)
@@ -379,3 +382,39 @@ def test_a_label_file_of_a_hostile_name_is_named_harmlessly(tmp_path: Path) -> N
     assert finding.code == "unreadable"
     assert str(finding).isprintable()
     assert r"x\n\x1b[2J.nii.gz" in str(finding)
+
+
+def test_what_the_task_refuses_of_outcomes_is_found_as_well(tmp_path: Path, cli_here: Cli) -> None:
+    times = (100, 300, 500, 700, 900, 1100)
+    rows = [f"c{n},c{n}.nii.gz,{time},1,{n},{'val' if n == 3 else 'train'}" for n, time in enumerate(times)]
+    for n in range(len(rows)):
+        save(tmp_path / f"c{n}.nii.gz", make_image(n, SIZE))
+    rows[4] = rows[4].replace("900", "soon")
+    (tmp_path / "t.csv").write_text("\n".join(["case,image,time,event,age,Fold_1", *rows]))
+    data = {"source": str(tmp_path / "t.csv"), "split": FOLD, "columns": {"features": ["age"]}}
+    refused = {"horizons": ["1y", "12m", "5y"], "metric": "auc/5m"}
+    (tmp_path / "c.yaml").write_text(json.dumps({"task": "survival", "data": data, "validate": refused}))
+    done = cli_here("doctor", tmp_path / "c.yaml", "--json")
+    assert done.code == 3
+    found = [(finding["code"], finding["found"]) for finding in done.json["findings"] if finding["level"] == ERROR]
+    assert sorted(found) == [
+        ("bad-outcome", "'soon' in 'time'"),
+        ("task", "validate.horizons: found 1y and 12m, which are the same time"),
+        ("task", "validate.horizons: found 5y, which is 1826.25 days"),
+        ("task", "validate.metric: found 'auc/5m'"),
+    ]
+
+
+def test_copies_are_looked_for_in_the_split_that_training_draws(tmp_path: Path) -> None:
+    for n in range(12):
+        save(tmp_path / f"c{n}.nii.gz", make_image(n // 2, SIZE))
+    rows = [f"c{n},c{n}.nii.gz,{100 + n},{int(n < 5)}" for n in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["case,image,time,event", *rows]))
+    for seed in range(5):
+        data = {"source": str(tmp_path / "t.csv"), "split": {"val": 0.4, "seed": seed}}
+        config = make_config({"task": "survival", "data": data}, name="doctor", base=tmp_path)
+        cases = load_manifest(config.data, tmp_path).cases
+        parts = {case.id: case.split for case in split_cases(cases, config.data.split, target_strata(config, cases))}
+        torn = [f"c{n + 1}" for n in range(0, 12, 2) if parts[f"c{n}"] != parts[f"c{n + 1}"]]
+        findings = examine_dataset(config, tmp_path, threads=2).findings
+        assert sorted(f.case for f in findings if (f.level, f.code) == (ERROR, "duplicate-image")) == sorted(torn)

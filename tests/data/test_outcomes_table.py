@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from voxscale.config.horizons import choose_horizons, span_in
 from voxscale.config.load import make_config
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case
-from voxscale.data.outcomes import encode, examine_outcomes, make_outcomes, read_outcomes, write_outcomes
+from voxscale.data.outcomes import Numeric, encode, examine_outcomes, make_outcomes, read_outcomes, write_outcomes
 from voxscale.data.sampler import Stream
 from voxscale.errors import DataError
 
@@ -61,6 +59,8 @@ def test_a_column_that_never_changes_does_no_harm() -> None:
         ({"age": "inf"}, "bad-feature"),
         ({"age": ""}, "bad-feature"),
         ({"age": "old"}, "bad-feature"),
+        ({"age": "٥٠"}, "bad-feature"),
+        ({"time": "१०"}, "bad-outcome"),
         ({"sex": "X"}, "unseen-category"),
         ({"sex": ""}, "bad-feature"),
     ],
@@ -81,6 +81,60 @@ def test_validation_that_tells_nothing_is_a_warning() -> None:
     _, (finding,) = examine_outcomes(config_of("classification"), classes)
     assert (finding.level, finding.code) == ("warning", "one-class")
     make_outcomes(config_of("classification"), classes)
+
+
+def test_without_validation_cases_the_last_model_is_said_to_count() -> None:
+    _, (finding,) = examine_outcomes(config_of(), cases_of(ROW, {**ROW, "event": "0"}))
+    assert (finding.level, finding.code) == ("warning", "no-validation")
+    assert "no validation cases: the last model is taken for the best" in str(finding)
+
+
+@pytest.mark.parametrize("name", ["mean", "case", "patient", "split", "fold"])
+def test_a_target_does_not_take_the_name_of_another_column(name: str) -> None:
+    cases = cases_of(*({name: value} for value in "123"), val=1)
+    _, (finding,) = examine_outcomes(config_of("regression", targets=[name]), cases)
+    assert (finding.level, finding.code, finding.file) == ("error", "reserved-name", "data.columns.targets")
+    assert f"found '{name}' among targets, expected another name" in str(finding)
+    assert finding.fix == "rename it"
+
+
+def test_a_class_may_be_called_case_but_not_mean() -> None:
+    """Cases and controls: columns of classes have their kind before the name."""
+    names = ("case", "control", "mean", "control", "case")
+    cases = cases_of(*({"class": name} for name in names), val=2)
+    _, (finding,) = examine_outcomes(config_of("classification"), cases)
+    assert (finding.code, finding.file, finding.fix) == ("reserved-name", "row 4", "rename it")
+    assert "'mean' among classes" in str(finding)
+
+
+def test_classes_that_are_one_number_are_a_warning() -> None:
+    cases = cases_of(*({"grade": name} for name in ("1", "2", "1.0", "1", "2")), val=2)
+    outcomes, (finding,) = examine_outcomes(config_of("classification", classes="grade"), cases)
+    assert outcomes.encoding.classes == ("1", "1.0", "2")
+    assert (finding.level, finding.code) == ("warning", "alike-classes")
+    assert "classes '1' and '1.0'" in str(finding)
+
+
+def test_a_class_that_no_training_case_has_is_not_called_a_cell() -> None:
+    cases = cases_of(*({"class": name} for name in "abc"), val=1)
+    _, findings = examine_outcomes(config_of("classification"), cases)
+    (finding,) = (finding for finding in findings if finding.level == "error")
+    assert (finding.code, "cell" in finding.fix, "row" in finding.fix) == ("unseen-class", False, False)
+
+
+def test_what_32_bits_cannot_hold_once_scaled_is_refused() -> None:
+    cases = cases_of(*({**ROW, "age": age} for age in ("0", "2e-20", "1e25")), val=1)
+    with np.errstate(all="raise"):
+        _, (finding,) = examine_outcomes(config_of(features=["age"]), cases)
+    assert (finding.code, finding.case) == ("bad-feature", "c2")
+    assert "found '1e25' in 'age', expected a finite number of at most 1e+10" in str(finding)
+
+
+def test_rounding_is_no_spread() -> None:
+    outcomes = make_outcomes(config_of(features=["age"]), cases_of(*[{**ROW, "age": "0.1"}] * 3))
+    (feature,) = outcomes.encoding.features
+    assert isinstance(feature, Numeric)
+    assert feature.scale == 1
 
 
 def test_without_targets_only_features_are_looked_at() -> None:
@@ -149,17 +203,3 @@ def test_balance_changes_with_the_epoch_and_the_seed() -> None:
     strata = tuple([0] * 20 + [1] * 5)
     orders = {tuple(Stream(seed, 25, 1, 5, strata=strata).cases(epoch)) for seed in (0, 1) for epoch in (1, 2)}
     assert len(orders) == 4
-
-
-@pytest.mark.parametrize(("horizon", "unit", "span"), [("1y", "days", 365.25), ("12m", "years", 1), ("2w", "days", 14)])
-def test_horizons_are_in_the_unit_of_the_table(horizon: str, unit: Any, span: float) -> None:
-    assert span_in(horizon, unit) == pytest.approx(span)
-
-
-@given(last=some.floats(0.1, 5000), unit=some.sampled_from(["days", "weeks", "months", "years"]))
-def test_chosen_horizons_lie_within_follow_up_and_rise(last: float, unit: Any) -> None:
-    spans = [span_in(horizon, unit) for horizon in choose_horizons(last, unit)]
-    assert len(spans) <= 5
-    assert all(span < last for span in spans)
-    assert spans == sorted(set(spans))
-    assert spans or last <= span_in("1d", unit) or math.isclose(last, span_in("1d", unit))

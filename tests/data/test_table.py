@@ -134,7 +134,7 @@ def test_every_faulty_row_is_named_by_its_number(folder: Path) -> None:
     ("content", "fields", "match"),
     [
         (PLAIN, {"image": "imgae"}, "data.columns.image: found no column 'imgae'; did you mean 'image'?"),
-        (PLAIN, {"label": "LABEL"}, "data.columns.label: found no column 'LABEL'; did you mean 'label'?"),
+        (PLAIN.replace(",age", ",Label"), {"label": "LABEL"}, "label: found no column 'LABEL'; did you mean 'Label'?"),
         (PLAIN, {"image": "x1", "label": "y2"}, "image: found no column 'x1'\n.*label: found no column 'y2'"),
         (PLAIN.replace("image", "NIFTI path").replace(",age", ",nifti_path"), {}, "'NIFTI path' and 'nifti_path'"),
         (PLAIN.replace("image", "scan of"), {}, "found no column of images among 'case', 'scan of', 'label', 'age'"),
@@ -180,3 +180,13 @@ def test_naming_a_column_settles_which_of_two_counts(folder: Path) -> None:
         _load(folder, content)
     (case,) = _load(folder, content, columns={"image": "image"}).cases
     assert case.images == (folder / "a_img.nii.gz",)
+
+
+def test_columns_are_found_in_any_spelling_of_their_names_where_that_is_clear(folder: Path) -> None:
+    content = "nifti_path,PATIENT,Age,sex,SEX\na_img.nii.gz,p1,61,f,m\n"
+    named = {"image": "NIFTI path", "patient": "patient", "features": ["age", "Sex"]}
+    (case,) = _load(folder, content, columns=named).cases
+    assert (case.images, case.patient) == ((folder / "a_img.nii.gz",), "p1")
+    assert case.row == {"NIFTI path": "a_img.nii.gz", "patient": "p1", "age": "61", "sex": "f", "SEX": "m"}
+    (case,) = _load(folder, content, columns={"image": "nifti_path", "features": ["AGE", "age"]}).cases
+    assert case.row["Age"] == "61", "one column cannot have two names"

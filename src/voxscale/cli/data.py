@@ -92,10 +92,11 @@ def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fals
     from voxscale.launch.given import config_or_data
     from voxscale.launch.machine import look_at_machine
     from voxscale.report.diagnosis import render_diagnosis
+    from voxscale.tasks import build_outcome_task
 
     settled = config_or_data(config, overrides, os.environ, strict=False)
     root = store_root(settled.data, os.environ)
-    diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus)
+    diagnosis = examine_dataset(settled, root, threads=look_at_machine().cpus, build_task=build_outcome_task)
     answer(as_json, diagnosis.as_json(), render_diagnosis(diagnosis))
     if not diagnosis.is_safe:
         raise typer.Exit(3)

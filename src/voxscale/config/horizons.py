@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -23,6 +24,24 @@ def _is_span(text: str) -> str:
 Horizon = Annotated[str, AfterValidator(_is_span)]
 
 
+@dataclass(frozen=True)
+class FollowUp:
+    """The times at which training cases tell of events and of those without: from `first` to before `last`."""
+
+    first: float
+    last: float
+
+    @classmethod
+    def of(cls, rows: Collection[Iterable[float]]) -> FollowUp:
+        """From the first event to the last time of (time, event) rows; empty where there is no event."""
+        last = max((float(time) for time, _ in rows), default=0.0)
+        return cls(min((float(time) for time, event in rows if event > 0), default=last), last)
+
+    def holds(self, time: float) -> bool:
+        """Whether a horizon may lie there."""
+        return self.first <= time < self.last
+
+
 def span_in(horizon: str, unit: TimeUnit) -> float:
     """How long a horizon is, in the unit of the table's times. Raises ValueError for what is none."""
     match = _SPAN.fullmatch(horizon)
@@ -31,16 +50,25 @@ def span_in(horizon: str, unit: TimeUnit) -> float:
     return float(match[1]) * _DAYS[_LETTERS[match[2]]] / _DAYS[unit]
 
 
-def choose_horizons(last: float, unit: TimeUnit, *, most: int = 5) -> list[str]:
-    """The first whole years below `last` of the table's times; else months or days, spread evenly."""
+def choose_horizons(follow_up: FollowUp, unit: TimeUnit, *, most: int = 5) -> list[str]:
+    """The first whole years that the follow-up holds; else months or days, spread evenly; else none."""
     for letter in ("y", "m", "d"):
         one = span_in(f"1{letter}", unit)
-        if last > one * (1 + 1e-9):
-            number = math.ceil(last / one - 1e-9) - 1
-            steps = range(1, min(number, most) + 1) if letter == "y" else _spread(number, most)
-            return [f"{step}{letter}" for step in steps]
+        low, high = max(1, math.ceil(follow_up.first / one)), math.ceil(follow_up.last / one) - 1
+        steps = range(low, min(high + 1, low + most)) if letter == "y" else _spread(low, high, most)
+        if chosen := [name for step in steps if follow_up.holds(span_in(name := f"{step}{letter}", unit))]:
+            return chosen
     return []
 
 
-def _spread(last: int, most: int) -> Sequence[int]:
-    return sorted({max(1, round(last * part / most)) for part in range(1, most + 1)})
+def same_spans(horizons: Sequence[str]) -> list[list[str]]:
+    """Horizons that are the same time, together."""
+    groups: dict[float, list[str]] = {}
+    for name in horizons:
+        groups.setdefault(round(span_in(name, "days"), 6), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _spread(low: int, high: int, most: int) -> Sequence[int]:
+    number = high - low + 1
+    return sorted({low + max(1, round(number * part / most)) - 1 for part in range(1, most + 1)}) if number > 0 else []

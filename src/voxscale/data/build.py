@@ -178,12 +178,12 @@ def _write_index(folder: Path, cases: list[Case], details: list[dict[str, Any]],
         usual = max(by_channels, key=lambda count: len(by_channels[count]))
         raise DataError.from_findings(
             [
-                f"case {case}: found {count} channels, expected {usual} as in most cases"
+                f"case {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
+                f"found {count} channels, expected {usual} as in most cases"
                 for count, names in sorted(by_channels.items())
                 if count != usual
-                for case in names
             ],
-            fix="add the missing modality, or take the cases out",
+            fix="add the missing modality, save pictures all as grey or all as RGB, or take the cases out",
         )
     rows = np.zeros(len(cases), ROW)
     labels = np.zeros((len(cases), 256), np.bool_)

@@ -18,12 +18,14 @@ from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
-from voxscale.data.outcomes import examine_outcomes, target_strata
+from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
 from voxscale.data.split import num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
-from voxscale.errors import DataError
+from voxscale.errors import ConfigError, DataError, VoxscaleError
 from voxscale.terminal import progress
+
+BuildTask = Callable[[Config, Outcomes], object]
 
 _STATISTICS = ("mean", "std", "p0.5", "p50", "p99.5")
 _SAMPLES = 200_000  # voxels that an intensity statistic rests on, spread over the volume
@@ -57,8 +59,10 @@ class Diagnosis:
         return {"findings": [finding.as_json() for finding in self.findings], "fingerprint": self.fingerprint}
 
 
-def examine_dataset(config: Config, scratch: Path, *, threads: int = 1) -> Diagnosis:
-    """Read every case in full; generated ones are generated first.
+def examine_dataset(
+    config: Config, scratch: Path, *, threads: int = 1, build_task: BuildTask | None = None
+) -> Diagnosis:
+    """Read every case in full; generated ones are generated first. `build_task` says what a task of outcomes refuses.
 
     Raises DataError only where the source as a whole cannot be used.
     """
@@ -83,7 +87,7 @@ def examine_dataset(config: Config, scratch: Path, *, threads: int = 1) -> Diagn
     findings += _check_regions(facts, config)
     if config.predicts_outcomes:
         folds = range(1, num_folds(config.data.split) + 1)
-        findings += check_outcomes(manifest.cases, [with_fold(config, fold) for fold in folds])
+        findings += check_outcomes(manifest.cases, [with_fold(config, fold) for fold in folds], build_task)
     findings = list(dict.fromkeys(findings))
     order = {ERROR: 0, WARNING: 1}
     findings.sort(key=lambda finding: (order[finding.level], finding.case, finding.file))
@@ -189,7 +193,7 @@ def _compare_cases(facts: Sequence[Facts], config: Config) -> list[Finding]:
     findings = []
     channels = _count([fact.channels for fact in facts])
     usual = max(channels, key=lambda count: channels[count], default=0)
-    fix = "add the missing modality, or take the case out"
+    fix = "add the missing modality, save pictures all as grey or all as RGB, or take the case out"
     findings += [
         Finding(ERROR, "missing-modality", fact.case, "", f"{fact.channels} channels", f"{usual} as in most cases", fix)
         for fact in facts
@@ -214,12 +218,21 @@ def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> 
     if not manifest.cases:
         return []  # why there are none has been found already
     strata = {fact.case: str(sorted(fact.volumes_ml)) for fact in facts}
+    if config.predicts_outcomes:
+        strata = _strata_of_targets(manifest.cases, config)
     images = {fact.case: fact.image_sha256 for fact in facts}
     findings: list[Finding] = []
     for fold in range(1, num_folds(config.data.split) + 1):
         split, faults = _split(manifest.cases, with_fold(config, fold), strata)
         findings += [*faults, *find_duplicates(split or manifest.cases, images)]
     return list(dict.fromkeys(findings))
+
+
+def _strata_of_targets(cases: Sequence[Case], config: Config) -> dict[str, str]:
+    try:
+        return target_strata(config, cases)
+    except DataError:  # which `check_outcomes` names
+        return {}
 
 
 def _split(cases: Sequence[Case], config: Config, strata: Mapping[str, str]) -> tuple[list[Case], list[Finding]]:
@@ -234,7 +247,9 @@ def _split(cases: Sequence[Case], config: Config, strata: Mapping[str, str]) -> 
         return [], findings
 
 
-def check_outcomes(cases: Sequence[Case], configs: Sequence[Config]) -> list[Finding]:
+def check_outcomes(
+    cases: Sequence[Case], configs: Sequence[Config], build_task: BuildTask | None = None
+) -> list[Finding]:
     """What is wrong with what a table says of the cases: as each of the configs, which may differ in their fold, would
     split and train on them."""
     findings: list[Finding] = []
@@ -242,11 +257,38 @@ def check_outcomes(cases: Sequence[Case], configs: Sequence[Config]) -> list[Fin
         for config in configs if cases else ():
             split, faults = _split(cases, config, target_strata(config, cases))
             findings += faults or examine_outcomes(config, split)[1]
+            findings += _check_task(config, split, findings, build_task) if split and build_task else []
     except DataError as error:
-        for line in error.message.splitlines():
-            found, _, expected = line.partition(", expected ")
-            findings.append(Finding(ERROR, "columns", "", "", found, expected or "one of that name", error.fix))
+        findings += [
+            Finding(ERROR, "columns", "", "", found, expected or "one of that name", error.fix)
+            for found, expected in _parted(error)
+        ]
     return list(dict.fromkeys(findings))
+
+
+def _check_task(
+    config: Config, split: Sequence[Case], known: Sequence[Finding], build_task: BuildTask
+) -> list[Finding]:
+    """What the task refuses of the config, cases at fault left out; nothing where the others cannot train."""
+    faulty = {finding.case for finding in known if finding.level == ERROR}
+    sound = [case for case in split if case.id not in faulty]
+    if not sound:
+        return []
+    outcomes, faults = examine_outcomes(config, sound)
+    if any(fault.level == ERROR for fault in faults):
+        return []
+    try:
+        build_task(config, outcomes)
+    except (ConfigError, DataError) as error:
+        parted = _parted(error)
+        return [Finding(ERROR, "task", "", "", found, expected or "another", error.fix) for found, expected in parted]
+    return []
+
+
+def _parted(error: VoxscaleError) -> list[tuple[str, str]]:
+    """(What was found, what was expected) line by line."""
+    parts = (line.partition(", expected ") for line in error.message.splitlines())
+    return [(found, expected) for found, _, expected in parts]
 
 
 def _check_regions(facts: Sequence[Facts], config: Config) -> list[Finding]:

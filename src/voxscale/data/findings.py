@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from voxscale.errors import DataError, printable
@@ -35,5 +35,9 @@ def refuse_errors(findings: Iterable[Finding]) -> None:
     """Raise one DataError that lists every finding which makes training unsafe."""
     errors = [finding for finding in findings if finding.level == ERROR]
     if errors:
-        fixes = dict.fromkeys(finding.fix for finding in errors)
-        raise DataError.from_findings([str(finding) for finding in errors], fix="; ".join(fixes))
+        raise as_error(errors)
+
+
+def as_error(findings: Sequence[Finding]) -> DataError:
+    fixes = dict.fromkeys(finding.fix for finding in findings)
+    return DataError("\n".join(map(str, findings)), fix="; ".join(fixes))

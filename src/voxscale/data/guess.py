@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from voxscale.config.data import Data
 from voxscale.config.schema import Patches
 from voxscale.data.archive import is_archive
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.column_names import says_fold
 from voxscale.data.formats import class_folders, find_cases, load_manifest, monai_list, nnunet, table, unpack_source
 from voxscale.data.formats.sources import shown
 from voxscale.data.guess_outcome import guess_outcomes
@@ -90,11 +91,13 @@ def guess_config(
     fields: dict[str, Any] = {"source": str(source), "format": format}
     given, others, said = dict(given or {}), dict[str, Any](), list[str]()
     if format == "table":
-        content = table.read_table(unpacked)
-        roles = table.find_roles(content, Data.model_validate(start).columns, unpacked.name)
+        columns = Data.model_validate(start).columns
+        content = table.as_named(table.read_table(unpacked), columns)
+        roles = table.find_roles(content, columns, unpacked.name)
         given |= _with_stated_split(given.get("split"), content, unpacked.name, strict=strict)
         if roles.label is None or task not in (None, "segmentation"):
-            others, said = _guess_outcomes(unpacked, content, roles, given, task)
+            rows = load_manifest(Data.model_validate(fields | given), scratch).cases
+            others, said = _guess_outcomes(unpacked, content, rows, roles, given, task)
             given |= others.pop("data")
     elif format in ("classes", "cifar10"):
         others = {"task": "classification"}
@@ -121,7 +124,12 @@ def guess_config(
 
 
 def _guess_outcomes(
-    source: Path, content: table.Table, roles: table.Roles, given: Mapping[str, Any], task: str | None
+    source: Path,
+    content: table.Table,
+    cases: Sequence[Case],
+    roles: table.Roles,
+    given: Mapping[str, Any],
+    task: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
     split = given.get("split") or {}
     folds = split.get("column", ()) if isinstance(split, dict) else ()
@@ -131,7 +139,7 @@ def _guess_outcomes(
     named |= {role: name for role, name in (("case", roles.case), ("patient", roles.patient)) if name}
     given = {**given, "columns": {**named, **given.get("columns", {})}}
     taken = [*roles.images, *ids, *folds, *([roles.label] if roles.label else [])]
-    others, said = guess_outcomes(source, content, given, task, taken=taken)
+    others, said = guess_outcomes(source, content, cases, given, task, taken=taken)
     found = f"images in {', '.join(map(shown, roles.images))}"
     found += f", ids in {', '.join(map(shown, ids))}" if ids else ""
     of_folds = f"folds in {', '.join(map(shown, folds))}" if folds else "no fold columns"
@@ -280,17 +288,38 @@ def _replaces_split(asked: Any) -> bool:
     return not isinstance(asked, dict) or bool(_REPLACES_SPLIT & asked.keys())
 
 
+def _states_split(cells: Iterable[str]) -> bool:
+    roles = {_SPLIT_WORDS.get(cell.casefold()) for cell in cells if cell}
+    return TRAIN in roles and None not in roles and len(roles) > 1
+
+
+def _refuse_other_folds(content: table.Table, name: str) -> None:
+    """Refuse columns that are called folds but state no split that is known."""
+    problems = []
+    for column in filter(says_fold, content.columns):
+        cells = [row[column].strip() for row in content.rows.values()]
+        if not _states_split(cells):
+            values = ", ".join(map(shown, sorted(set(cells))[:10]))
+            problems.append(f"{name}: column {shown(column)}: found {values}, expected train, and val or test")
+    if problems:
+        raise DataError.from_findings(
+            problems,
+            fix="write these words, state the split in data.split (e.g. data.split.val=0.2), or rename the column",
+        )
+
+
 def _stated_split(content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
     """`data.split` for the columns that hold nothing but words for train, val and test, in one spelling each.
 
-    A column that is such but for a few empty cells is refused: to split at random instead could train on test cases.
-    Unless `strict`, it is taken as it is, for whoever splits by it to name what is missing.
+    A column that is such but for a few empty cells, or by its name alone, is refused: to split at random instead
+    could train on test cases. Unless `strict`, it is taken as it is, for whoever splits by it to name what is missing.
     """
+    if strict:
+        _refuse_other_folds(content, name)
     spelt = {}
     for column in content.columns:
         cells = {number: row[column].strip() for number, row in content.rows.items()}
-        roles = {_SPLIT_WORDS.get(cell.casefold()) for cell in cells.values() if cell}
-        if TRAIN not in roles or None in roles or len(roles) == 1:
+        if not _states_split(cells.values()):
             continue
         if strict and (empty := [number for number, cell in cells.items() if not cell]):
             raise DataError(

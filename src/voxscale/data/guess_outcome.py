@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from voxscale.config.data import Columns
-from voxscale.config.horizons import TimeUnit, choose_horizons
+from voxscale.config.horizons import FollowUp, TimeUnit, choose_horizons
+from voxscale.config.load import make_config, with_fold
+from voxscale.config.schema import Config
+from voxscale.data.cases import TRAIN, Case
+from voxscale.data.column_names import (
+    CLASSES,
+    EVENTS,
+    TIMES,
+    columns_called,
+    says_id,
+    says_number,
+    says_outcome,
+    says_split,
+    unit_in,
+)
 from voxscale.data.formats import table
 from voxscale.data.formats.sources import VOLUME_ENDINGS, shown
 from voxscale.data.images import IMAGE_ENDINGS
-from voxscale.data.outcome_columns import CLASSES, EVENTS, TIMES, known_column, outcome_columns, word_of
-from voxscale.data.outcomes import is_number
-from voxscale.errors import DataError
+from voxscale.data.outcome_columns import OutcomeColumns, outcome_columns
+from voxscale.data.outcomes import Categorical, Numeric, Outcomes, examine_outcomes, is_finite, is_number, target_strata
+from voxscale.data.split import num_folds, split_cases
+from voxscale.errors import ConfigError, DataError
 
 _MOST_CATEGORIES = 20
-_FOLLOWED = 0.9  # horizons lie within the follow-up of so many
+_FOLLOWED = 0.9  # horizons lie within the follow-up of so many, if any can
 _MANY_CASES, _BATCH, _SMALL_BATCH = 120, 24, 8
-_UNITS: tuple[TimeUnit, ...] = ("days", "weeks", "months", "years")
+_EMPTY = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "-", "?"}  # as R, pandas and spreadsheets write it
+_ZERO_OR_ONE = {"0", "0.0", "false", "1", "1.0", "true"}
 
 
 def guess_outcomes(
-    source: Path, content: table.Table, given: Mapping[str, Any], task: str | None, *, taken: Sequence[str]
+    source: Path,
+    content: table.Table,
+    cases: Sequence[Case],
+    given: Mapping[str, Any],
+    task: str | None,
+    *,
+    taken: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """(Config content beside what is known of images, what was found and guessed in words) for a table without labels.
 
     `given` are fields of `data` that the user states, `taken` columns that hold something else: images, ids, folds.
+    `cases` are those of the table: what is guessed holds for the training cases of every fold.
     """
     columns = Columns.model_validate(given.get("columns", {}))
-    task = task or _task_of(content, columns, source.name)
+    task = task or _task_of(content, columns, source.name, taken)
     found, problems = outcome_columns(task, columns, content.columns)
     if problems:
         names = ", ".join(map(shown, content.columns[:40]))
@@ -40,46 +63,71 @@ def guess_outcomes(
     targets = [name for name in (found.time, found.event, *found.targets, *found.classes) if name]
     features, left_out = found.features, list[str]()
     if columns.features is None:
-        outcomes = (known_column(content.columns, usual) for usual in (TIMES, EVENTS))
-        features, left_out = _features(content, {*taken, *targets, *(name for name in outcomes if name)})
-    named = dict(given.get("columns", {})) | {"features": list(features)}
+        features, left_out = _features(content, {*taken, *targets})
+    named = {**given.get("columns", {}), **_named(found), "features": list(features)}
+    folds = _folds(task, {"source": str(source), "columns": named, "split": given.get("split")}, cases)
+    if columns.features is None:
+        left_out += _leave_unsound(named["features"], folds, content)
+    data: dict[str, Any] = {"columns": named}
+    fields: dict[str, Any] = {"task": task, "data": data}
     said = [f"task {task}: {_said(task, targets, content)}"]
-    fields: dict[str, Any] = {"task": task}
-    data: dict[str, Any] = {}
     if task == "survival":
-        named |= {"time": found.time, "event": found.event}
-        unit = given.get("time_unit") or _unit_of(found.time, _numbers(content, found.time))
-        horizons = choose_horizons(_followed(content, found.time), unit)
-        data["time_unit"] = unit
+        unit = data["time_unit"] = given.get("time_unit") or _unit_of(found.time, _cells(content, found.time))
+        horizons, line = _horizons(folds, unit)
         fields["validate"] = {"horizons": horizons} if horizons else {}
-        said.append(f"guessed: times are in {unit}, horizons {', '.join(horizons) or 'none within follow-up'}")
-    elif task == "classification":
-        named["classes"] = found.classes[0] if len(found.classes) == 1 else list(found.classes)
-    else:
-        named["targets"] = list(found.targets)
+        said.append(f"guessed: times are in {unit}, {line}")
     fields["train"] = {"batch": _BATCH if len(content.rows) >= _MANY_CASES else _SMALL_BATCH}
-    said.append(f"features: {', '.join(map(shown, features)) or 'none'}")
+    said.append(f"features: {', '.join(map(shown, named['features'])) or 'none'}")
     if left_out:
         said.append(f"left out: {'; '.join(left_out)}")
-    return {**fields, "data": {**data, "columns": named}}, said
+    return fields, said
 
 
-def _task_of(content: table.Table, columns: Columns, name: str) -> str:
+def _named(found: OutcomeColumns) -> dict[str, Any]:
+    if found.task == "survival":
+        return {"time": found.time, "event": found.event}
+    if found.task == "classification":
+        return {"classes": found.classes[0] if len(found.classes) == 1 else list(found.classes)}
+    return {"targets": list(found.targets)}
+
+
+def _task_of(content: table.Table, columns: Columns, name: str, taken: Sequence[str]) -> str:
     if columns.targets is not None:
         return "regression"
     if columns.classes is not None:
         return "classification"
-    time = columns.time or known_column(content.columns, TIMES)
-    event = columns.event or known_column(content.columns, EVENTS)
+    time = columns.time or next(iter(columns_called(content.columns, TIMES)), None)
+    event = columns.event or next(iter(columns_called(content.columns, EVENTS)), None)
     if time and event:
         return "survival"
-    if known_column(content.columns, CLASSES):
+    if columns_called(content.columns, CLASSES):
         return "classification"
     raise DataError(
         f"{name}: found columns {', '.join(map(shown, content.columns[:40]))}, expected paths of labels (e.g. mask), "
-        "time and event, or a class",
+        f"time and event, or a class{_half_found(content, time, event, taken)}",
         fix="name them in data.columns: label, time and event, classes, or the targets of a regression",
     )
+
+
+def _half_found(content: table.Table, time: str | None, event: str | None, taken: Sequence[str]) -> str:
+    """Which of time and event was found, and what could be the other."""
+    if not time and not event:
+        return ""
+    known, missing, column = ("time", "event", time) if time else ("event", "time", event)
+    others = [other for other in content.columns if other not in (*taken, column)]
+    looks = _looks_like_event if missing == "event" else _looks_like_time
+    like = next((other for other in others if looks(other, _cells(content, other))), None)
+    hint = f"; {shown(like)} looks like one: data.columns.{missing}={like}" if like else ""
+    return f"; {shown(column)} is the {known}, and no column is called like the {missing}{hint}"
+
+
+def _looks_like_event(column: str, cells: Sequence[str]) -> bool:
+    filled = {cell.casefold() for cell in cells if not _is_empty(cell)}
+    return bool(filled) and (filled <= _ZERO_OR_ONE or (says_outcome(column) and len(filled) == 2))
+
+
+def _looks_like_time(column: str, cells: Sequence[str]) -> bool:
+    return (says_outcome(column) or unit_in(column) is not None) and _are_numbers(cells)
 
 
 def _said(task: str, targets: Sequence[str], content: table.Table) -> str:
@@ -96,42 +144,103 @@ def _features(content: table.Table, taken: set[str]) -> tuple[tuple[str, ...], l
     for column in content.columns:
         if column in taken:
             continue
-        cells = [row[column].strip() for row in content.rows.values()]
-        if why := _useless(cells):
+        cells = _cells(content, column)
+        if why := _called_otherwise(column, cells) or _useless(cells):
             left_out.append(f"{shown(column)} ({why})")
         else:
             features.append(column)
     return tuple(features), left_out
 
 
+def _called_otherwise(column: str, cells: Sequence[str]) -> str:
+    """What the name says it is rather than a feature."""
+    if says_outcome(column):
+        return "called like an outcome or a date"
+    if says_split(column):
+        return "called like a part of a split"
+    distinct = len(set(cells))
+    is_id = (says_id(column) and distinct * 2 > len(cells)) or (says_number(column) and distinct == len(cells))
+    return "called like an id" if is_id else ""
+
+
 def _useless(cells: Sequence[str]) -> str:
-    if empty := cells.count(""):
+    if empty := sum(map(_is_empty, cells)):
         return f"{empty} empty cells"
     distinct = set(cells)
     if len(distinct) == 1:
         return "one value"
     if any(cell.lower().endswith((*VOLUME_ENDINGS, *IMAGE_ENDINGS)) for cell in distinct):
         return "paths"
-    if sum(is_number(cell) for cell in cells) * 2 <= len(cells) and len(distinct) > _MOST_CATEGORIES:
-        return f"{len(distinct)} different words"
-    return ""
+    if not _are_numbers(cells):
+        return f"{len(distinct)} different words" if len(distinct) > _MOST_CATEGORIES else ""
+    odd = [cell for cell in cells if not is_finite(cell)]
+    return f"{len(odd)} among numbers that are none, e.g. {shown(odd[0])}" if odd else ""
 
 
-def _unit_of(column: str, times: Sequence[float]) -> TimeUnit:
+def _is_empty(cell: str) -> bool:
+    return cell.casefold() in _EMPTY
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Whether most are, so that the others would have to be."""
+    return sum(map(is_number, cells)) * 2 > len(cells)
+
+
+def _folds(task: str, data: Mapping[str, Any], cases: Sequence[Case]) -> list[Outcomes]:
+    """The outcomes of each fold as training will split the cases; all train where it will refuse to split them."""
+    if not cases:
+        return []
+    config = make_config({"task": task, "data": dict(data)}, name=str(data["source"]), base=Path())
+    try:
+        folds = [with_fold(config, number + 1) for number in range(num_folds(config.data.split))]
+        return [examine_outcomes(fold, _split(fold, cases))[0] for fold in folds]
+    except (ConfigError, DataError):
+        return [examine_outcomes(config, [replace(case, split=TRAIN) for case in cases])[0]]
+
+
+def _split(config: Config, cases: Sequence[Case]) -> list[Case]:
+    return split_cases(cases, config.data.split, target_strata(config, cases))
+
+
+def _leave_unsound(features: list[str], folds: Sequence[Outcomes], content: table.Table) -> list[str]:
+    """Take out features with a cell that the encoding of a fold would refuse; return why."""
+    why: dict[str, str] = {}
+    for feature in (feature for fold in folds for feature in fold.encoding.features):
+        refused = next((cell for cell in dict.fromkeys(_cells(content, feature.column)) if _refuses(feature, cell)), "")
+        if refused:
+            why.setdefault(feature.column, f"found {shown(refused)}, expected {feature.expected}")
+    features[:] = [column for column in features if column not in why]
+    return [f"{shown(column)} ({reason})" for column, reason in why.items()]
+
+
+def _refuses(feature: Numeric | Categorical, cell: str) -> bool:
+    try:
+        feature.encode(cell)
+    except ValueError:
+        return True
+    return False
+
+
+def _horizons(folds: Sequence[Outcomes], unit: TimeUnit) -> tuple[list[str], str]:
+    """(Horizons that the training cases of every fold can tell of, a line that says so)."""
+    rows = [training for fold in folds if len(training := fold.of(TRAIN))]
+    follow_ups = [FollowUp.of(training) for training in rows]
+    first = max((each.first for each in follow_ups), default=0.0)
+    last = min((each.last for each in follow_ups), default=0.0)
+    usual = min((float(np.quantile(training[:, 0], _FOLLOWED)) for training in rows), default=0.0)
+    for end in (min(usual, last), last):
+        if horizons := choose_horizons(FollowUp(first, end), unit):
+            return horizons, f"horizons {', '.join(horizons)}"
+    return [], f"no horizons: no whole day from the first event ({first:.6g}) to before the last time ({last:.6g})"
+
+
+def _unit_of(column: str, cells: Sequence[str]) -> TimeUnit:
     """As the column's name says, else by the longest time."""
-    word = word_of(column)
-    for unit in _UNITS:
-        if unit[:-1] in word:
-            return unit
-    longest = max(times, default=0.0)
+    if (unit := unit_in(column)) is not None:
+        return unit
+    longest = max((float(cell) for cell in cells if is_finite(cell)), default=0.0)
     return "days" if longest >= 300 else "months" if longest >= 25 else "years"
 
 
-def _followed(content: table.Table, column: str) -> float:
-    times = [time for time in _numbers(content, column) if time > 0]
-    return float(np.quantile(times, _FOLLOWED)) if times else 0.0
-
-
-def _numbers(content: table.Table, column: str) -> list[float]:
-    cells = (row[column].strip() for row in content.rows.values())
-    return [value for cell in cells if is_number(cell) and math.isfinite(value := float(cell))]
+def _cells(content: table.Table, column: str) -> list[str]:
+    return [row[column].strip() for row in content.rows.values()]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from voxscale.config.data import Columns
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case
+from voxscale.data.column_names import CLASSES, EVENTS, TIMES, columns_called
 from voxscale.data.formats.sources import nearest, shown
 from voxscale.errors import DataError
-
-# Of several that a table has, the first counts.
-TIMES = (
-    *("time", "timedays", "timetoevent", "survivaltime", "survivaldays", "followuptime", "followupdays", "followup"),
-    *("duration", "ostime", "osdays", "pfstime", "overallsurvival", "days"),
-)
-EVENTS = ("event", "events", "eventobserved", "status", "vitalstatus", "mace", "dead", "death", "died", "osevent")
-CLASSES = ("class", "classes", "diagnosis", "category", "grade", "label", "target")
 
 
 @dataclass(frozen=True)
@@ -64,10 +56,13 @@ def outcome_columns(task: str, given: Columns, header: Sequence[str]) -> tuple[O
         if named is not None:
             problems.extend(_missing(role, [named], header))
             return named
-        known = known_column(header, usual)
-        if known is None:
+        known = columns_called(header, usual)
+        if not known:
             problems.append(f"data.columns.{role}: found no column of that kind, expected e.g. {usual[0]}")
-        return known or ""
+        if len(known) > 1:
+            both = " and ".join(map(shown, known))
+            problems.append(f"data.columns.{role}: found {both}, expected one; name it: data.columns.{role}={known[0]}")
+        return known[0] if known else ""
 
     features = tuple(given.features or ())
     problems += _missing("features", features, header)
@@ -88,16 +83,6 @@ def outcome_columns(task: str, given: Columns, header: Sequence[str]) -> tuple[O
         f"data.columns.features: {shown(name)} is what is to be predicted" for name in features if name in taken
     ]
     return columns, problems
-
-
-def known_column(header: Sequence[str], usual: Sequence[str]) -> str | None:
-    """The column with the first of the usual names, however it is spelt."""
-    by_word = {word_of(column): column for column in reversed(header)}
-    return next((by_word[word] for word in usual if word in by_word), None)
-
-
-def word_of(column: str) -> str:
-    return re.sub(r"[\W_]+", "", column).casefold()
 
 
 def _missing(role: str, columns: Sequence[str], header: Collection[str]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from voxscale.files import read_json, read_rows, write_csv, write_json
 SCHEMA_VERSION = 1
 _MOST_CATEGORIES = 64
 _LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
-_FINITE = f"a finite number of at most {_LARGEST:g}"
 _EVENTS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
-_FILL = "correct that cell, or take the row out"
+FILL = "correct that cell, or take the row out"
+_FILL_OR_LEAVE = f"{FILL}, or leave the column out of data.columns.features"
+_AVERAGE = {"mean": "it is the average"}
+_OF_THE_CASE = dict.fromkeys(("case", "patient", "split", "fold"), "tables of predictions call a column so")
 _RESTORE = "restore it, or start anew with --fresh"
 
 
@@ -48,11 +51,19 @@ class Numeric:
 
     @property
     def expected(self) -> str:
-        return _FINITE
+        return _at_most(self._largest)
+
+    @property
+    def _largest(self) -> float:
+        """So that 32 bits hold it once it is scaled."""
+        return _LARGEST * min(1.0, self.scale)
 
     def encode(self, cell: str) -> tuple[float, ...]:
-        """Raises ValueError for a cell that is no finite number."""
-        return ((finite(cell) - self.mean) / self.scale,)
+        """Raises ValueError for a cell that is no finite number, or too large."""
+        value = finite(cell)
+        if abs(value) > self._largest:
+            raise ValueError(cell)
+        return ((value - self.mean) / self.scale,)
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,8 @@ def _validation_findings(outcomes: Outcomes) -> list[Finding]:
     """Whether the validation cases can tell one model from another."""
     held, columns = outcomes.of(VAL), outcomes.encoding.columns
     if not len(held):
-        return []
+        found = "no validation cases: the last model is taken for the best"
+        return [warning("no-validation", found, "at least one", "name some in the split, or set data.split.val")]
     fix = "choose another data.split.seed or fold, or keep data.split.stratify on"
     if columns.task == "survival" and not held[:, 1].any():
         return [warning("no-event", f"no event in {len(held)} validation cases", "at least one", fix)]
@@ -169,30 +181,39 @@ def target_strata(config: Config, cases: Sequence[Case]) -> dict[str, str]:
     return {case.id: " ".join(case.row.get(name, "").strip() for name in names) for case in cases}
 
 
-def encode(encoding: Encoding, cases: Sequence[Case], *, targets: bool = True) -> tuple[Outcomes, list[Finding]]:
-    """Cells as numbers; zeros, and a finding, where one cannot be. Without `targets` only features are looked at."""
+def encode(
+    encoding: Encoding, cases: Sequence[Case], *, targets: bool = True, fix: str = _FILL_OR_LEAVE
+) -> tuple[Outcomes, list[Finding]]:
+    """Cells as numbers; zeros, and a finding, where one cannot be. Without `targets` only features are looked at.
+
+    Nothing is said of columns that are not there.
+    """
     ordered = sorted(cases, key=lambda case: case.id)
     findings: list[Finding] = []
     features = np.zeros((len(ordered), len(encoding.feature_names)), np.float32)
     values = np.zeros((len(ordered), encoding.columns.num_targets), np.float64)
     for number, case in enumerate(ordered):
-        row: list[float] = []
-        for feature in encoding.features:
-            cell = case.row.get(feature.column, "").strip()
-            try:
-                row += feature.encode(cell)
-            except ValueError:
-                row += [0.0] * len(feature.names)
-                unseen = isinstance(feature, Categorical) and bool(cell)
-                code = "unseen-category" if unseen else "bad-feature"
-                fix = f"{_FILL}, or leave the column out of data.columns.features"
-                found = f"{shown(cell) if cell else 'an empty cell'} in {shown(feature.column)}"
-                findings.append(error(code, found, feature.expected, fix, case=case.id, file=case.where))
-        features[number] = row
+        features[number] = _features_of(encoding, case, findings, fix)
         if targets:
             values[number] = _targets_of(encoding, case, findings)
     splits = tuple(case.split for case in ordered)
     return Outcomes(encoding, tuple(case.id for case in ordered), splits, values, features), findings
+
+
+def _features_of(encoding: Encoding, case: Case, findings: list[Finding], fix: str) -> list[float]:
+    row: list[float] = []
+    for feature in encoding.features:
+        cell = case.row.get(feature.column, "").strip()
+        try:
+            row += feature.encode(cell)
+        except ValueError:
+            row += [0.0] * len(feature.names)
+            if feature.column in case.row:
+                unseen = isinstance(feature, Categorical) and bool(cell)
+                code = "unseen-category" if unseen else "bad-feature"
+                found = f"{shown(cell) if cell else 'an empty cell'} in {shown(feature.column)}"
+                findings.append(error(code, found, feature.expected, fix, case=case.id, file=case.where))
+    return row
 
 
 def _targets_of(encoding: Encoding, case: Case, findings: list[Finding]) -> list[float]:
@@ -205,7 +226,8 @@ def _targets_of(encoding: Encoding, case: Case, findings: list[Finding]) -> list
         if name:
             expected = f"a class that a training case has: {', '.join(map(shown, encoding.classes[:10]))}"
             found = f"class {shown(name)}"
-            findings.append(error("unseen-class", found, expected, _FILL, case=case.id, file=case.where))
+            fix = "correct its class, take the case out, or add training cases of that class"
+            findings.append(error("unseen-class", found, expected, fix, case=case.id, file=case.where))
         return [0.0]
     return [_number_or_zero(parse, case.row.get(column, "")) for column, parse, _ in _targets(columns)]
 
@@ -223,14 +245,14 @@ def _targets(columns: OutcomeColumns) -> Iterator[tuple[str, Callable[[str], flo
         yield columns.time, _not_negative, "a time of 0 or more"
         yield columns.event, _zero_or_one, "0 (censored) or 1 (event)"
     for column in columns.targets:
-        yield column, finite, _FINITE
+        yield column, finite, _at_most(_LARGEST)
     if len(columns.classes) > 1:
         for column in columns.classes:
             yield column, _zero_or_one, "0 or 1"
 
 
 def check_targets(encoding: Encoding, cases: Iterable[Case]) -> Iterator[Finding]:
-    """Cells that hold no outcome of the kind that the task predicts."""
+    """Cells that hold no outcome of the kind that the task predicts; where there is no such column, none."""
     columns = encoding.columns
     for case in cases:
         for column, parse, expected in _targets(columns):
@@ -238,12 +260,14 @@ def check_targets(encoding: Encoding, cases: Iterable[Case]) -> Iterator[Finding
             try:
                 parse(cell)
             except ValueError:
+                if column not in case.row:
+                    continue
                 code = {"survival": "bad-outcome", "regression": "bad-target"}.get(columns.task, "bad-class")
                 found = f"{shown(cell) if cell else 'an empty cell'} in {shown(column)}"
-                yield error(code, found, expected, _FILL, case=case.id, file=case.where)
-        if len(columns.classes) == 1 and not case.row.get(columns.classes[0], "").strip():
+                yield error(code, found, expected, FILL, case=case.id, file=case.where)
+        if len(columns.classes) == 1 and case.row.get(columns.classes[0], "none").strip() == "":
             found = f"an empty cell in {shown(columns.classes[0])}"
-            yield error("bad-class", found, "a class", _FILL, case=case.id, file=case.where)
+            yield error("bad-class", found, "a class", FILL, case=case.id, file=case.where)
 
 
 def _fit(columns: OutcomeColumns, cases: Sequence[Case]) -> tuple[Encoding, list[Finding]]:
@@ -260,14 +284,36 @@ def _fit(columns: OutcomeColumns, cases: Sequence[Case]) -> tuple[Encoding, list
     if columns.task == "survival" and not any(_cell(case, columns.event) in ("1", "1.0", "true") for case in training):
         found = f"no event in {len(training)} training cases"
         findings.append(error("no-event", found, "at least one", "add cases with an event, or split otherwise"))
-    for role, names in (("classes", encoding.classes), ("targets", columns.targets)):
-        if "mean" in names:
-            found, expected = f"'mean' among {role}", "another name: it is the average"
-            findings.append(error("reserved-name", found, expected, _FILL, file=f"data.columns.{role}"))
+    findings += [*_check_names(encoding, training), *_alike_classes(encoding.classes)]
     if columns.task == "classification" and len(columns.classes) == 1 and len(encoding.classes) < 2:
         found = f"{len(encoding.classes)} class in {len(training)} training cases"
         findings.append(error("one-class", found, "two or more", "add cases of another class, or split otherwise"))
     return encoding, findings
+
+
+def _check_names(encoding: Encoding, training: Sequence[Case]) -> Iterator[Finding]:
+    """Targets become columns beside those of the case; classes do not, but are averaged as targets are."""
+    columns = encoding.columns
+    for role, names, reserved in (
+        ("classes", encoding.classes, _AVERAGE),
+        ("targets", columns.targets, {**_AVERAGE, **_OF_THE_CASE}),
+    ):
+        for name in names:
+            if name in reserved:
+                where = f"data.columns.{role}"
+                if len(columns.classes) == 1:
+                    where = next(case.where for case in training if case.row[columns.classes[0]].strip() == name)
+                found, expected = f"{shown(name)} among {role}", f"another name: {reserved[name]}"
+                yield error("reserved-name", found, expected, "rename it", file=where)
+
+
+def _alike_classes(classes: Sequence[str]) -> Iterator[Finding]:
+    numbers = sorted(filter(is_finite, classes), key=float)
+    for _, alike in groupby(numbers, key=float):
+        if len(names := list(alike)) > 1:
+            found = f"classes {' and '.join(map(shown, names))}, which are one number"
+            fix = "write them alike, unless they are meant to be different classes"
+            yield warning("alike-classes", found, "each class in one spelling", fix)
 
 
 def _fit_classes(columns: OutcomeColumns, training: Sequence[Case]) -> tuple[str, ...]:
@@ -297,7 +343,8 @@ def _fit_numbers(column: str, training: Sequence[Case]) -> Numeric:
     values = np.array([float(cell) for cell in cells if is_finite(cell)])
     if not len(values):
         return Numeric(column, 0.0, 1.0)
-    return Numeric(column, float(values.mean()), float(values.std()) or 1.0)
+    spread = float(values.std()) if np.ptp(values) else 0.0  # which rounding may leave a little of
+    return Numeric(column, float(values.mean()), spread or 1.0)
 
 
 def _cell(case: Case, column: str) -> str:
@@ -332,8 +379,12 @@ def finite(cell: str) -> float:
     return value
 
 
+def _at_most(largest: float) -> str:
+    return f"a finite number of at most {largest:g}"
+
+
 def _number(cell: str) -> float:
-    if "_" in cell:  # which Python would take for a thousands separator
+    if "_" in cell or not cell.isascii():  # Python takes the one for a separator, and digits of any script
         raise ValueError(cell)
     return float(cell)
 

@@ -85,7 +85,8 @@ def of_outcomes(members: Sequence[OutcomeMember], store: Store, outcomes: Sequen
 
     def measure(case: Case) -> Row:
         row = store.row(case.id)
-        predicted = predict_together(members, store.read_image(row), [own.features[row] for own in outcomes])
+        features = [own.features[row] for own in outcomes]
+        predicted = predict_together(members, store.read_image(row), features, name=f"case {case.id}")
         return {**members[0].task.known(outcomes[0].targets[row]), **predicted}
 
     return measure

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from voxscale.data.geometry import Shape
+from voxscale.errors import NotFiniteError
 from voxscale.tasks import OutcomeTask
 from voxscale.tasks.summary import Row
 
@@ -28,17 +29,33 @@ class OutcomeMember:
 
     @torch.no_grad()
     def predict(self, image_cxyz: NDArray[Any], features: NDArray[np.float32]) -> Row:
-        """What is predicted for a case. It is always by itself, so that nothing depends on the others of a batch."""
+        """What is predicted for a case. It is always by itself, so that nothing depends on the others of a batch.
+
+        Raises FloatingPointError where the output is not finite.
+        """
         image = centred(torch.from_numpy(image_cxyz), self.size).to(self.device)
         output = self.network(image[None], torch.from_numpy(features).to(self.device)[None])
-        return self.task.predict(output[0].double().cpu().numpy())
+        values = output[0].double().cpu().numpy()
+        if not np.isfinite(values).all():
+            raise FloatingPointError(f"found {', '.join(f'{value:g}' for value in values[:4])}")
+        return self.task.predict(values)
 
 
 def predict_together(
-    members: Sequence[OutcomeMember], image_cxyz: NDArray[Any], features: Sequence[NDArray[np.float32]]
+    members: Sequence[OutcomeMember],
+    image_cxyz: NDArray[Any],
+    features: Sequence[NDArray[np.float32]],
+    *,
+    name: str,
 ) -> Row:
-    """The mean of what the members predict; each takes features as it was trained to."""
-    rows = [member.predict(image_cxyz, own) for member, own in zip(members, features, strict=True)]
+    """The mean of what the members predict; each takes features as it was trained to. Errors call the case `name`."""
+    try:
+        rows = [member.predict(image_cxyz, own) for member, own in zip(members, features, strict=True)]
+    except FloatingPointError as problem:
+        raise NotFiniteError(
+            f"{name}: {problem} as the output of the network, expected finite numbers",
+            fix="look at its image and features; if many cases are named, train anew with a lower optimizer.lr",
+        ) from problem
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 

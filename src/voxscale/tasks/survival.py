@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from voxscale.config.horizons import TimeUnit, span_in
+from voxscale.config.horizons import FollowUp, TimeUnit, same_spans, span_in
 from voxscale.config.losses import CoxOptions
 from voxscale.config.schema import Config
 from voxscale.data.cases import TRAIN
@@ -51,10 +51,11 @@ class Survival:
     def build(cls, config: Config, outcomes: Outcomes) -> Survival:
         training = outcomes.of(TRAIN)
         unit = config.data.time_unit
-        horizons = {name: span_in(name, unit) for name in config.validation.horizons or ()}
+        names = config.validation.horizons or ()
+        horizons = {name: span_in(name, unit) for name in names}
         ties = config.loss.ties if isinstance(config.loss, CoxOptions) else "efron"
         task = cls(training, horizons, ties=ties)
-        problems = [*_horizon_problems(horizons, training, unit), *metric_problems(task, config.validation.metric)]
+        problems = [*_horizon_problems(names, training, unit), *metric_problems(task, config.validation.metric)]
         if problems:
             fixes = dict.fromkeys(fix for _, fix in problems)
             raise ConfigError.from_findings([problem for problem, _ in problems], fix="; ".join(fixes))
@@ -150,17 +151,22 @@ def _column(rows: Sequence[Row], name: str) -> Array:
     return np.array([row[name] for row in rows], np.float64)
 
 
-def _horizon_problems(horizons: Mapping[str, float], training: Array, unit: TimeUnit) -> list[tuple[str, str]]:
+def _horizon_problems(names: Sequence[str], training: Array, unit: TimeUnit) -> list[tuple[str, str]]:
     """Outside of follow-up nothing is known: neither of events nor of those without."""
-    last = float(training[:, 0].max(initial=0.0))
-    events = training[training[:, 1] > 0, 0]
-    first = float(events.min()) if len(events) else last
-    return [
+    follow_up = FollowUp.of(training)
+    problems = [
         (
-            f"validate.horizons: found {name}, which is {horizon:.6g} {unit}, expected between the first event "
-            f"({first:.6g}) and the end of follow-up ({last:.6g}) of the training cases",
+            f"validate.horizons: found {' and '.join(same)}, which are the same time, expected each time once",
+            "leave one of them",
+        )
+        for same in same_spans(names)
+    ]
+    return problems + [
+        (
+            f"validate.horizons: found {name}, which is {span_in(name, unit):.6g} {unit}, expected between the first "
+            f"event ({follow_up.first:.6g}) and the end of follow-up ({follow_up.last:.6g}) of the training cases",
             "take it out, or check data.time_unit",
         )
-        for name, horizon in horizons.items()
-        if not first <= horizon < last
+        for name in dict.fromkeys(names)
+        if not follow_up.holds(span_in(name, unit))
     ]

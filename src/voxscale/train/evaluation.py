@@ -23,10 +23,11 @@ from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
 from voxscale.data.findings import refuse_errors
-from voxscale.data.formats import find_cases
-from voxscale.data.outcomes import Outcomes, check_targets, encode
+from voxscale.data.formats import find_cases, load_manifest
+from voxscale.data.outcomes import Outcomes
 from voxscale.data.split import recorded_cases
 from voxscale.data.store import Store
+from voxscale.data.unseen import encode_unseen
 from voxscale.errors import DataError
 from voxscale.files import write_json
 from voxscale.infer.evaluate import evaluate_cases, of_outcomes, of_volumes, write_cases
@@ -115,12 +116,15 @@ def _outcomes_of(
         return cases, store, [each.outcomes for each in trained]
     options = elsewhere(first.config, data)
     root = store_root(options, environ)
-    manifest = find_cases(options, root)
-    encoded = [encode(each.outcomes.encoding, manifest.cases) for each in trained]
-    refuse_errors([*check_targets(first.outcomes.encoding, manifest.cases), *encoded[0][1]])
+    manifest = load_manifest(options, root)
+    encodings = [each.outcomes.encoding for each in trained]
+    outcomes, faults = encode_unseen(encodings, manifest.cases, name=data.name, targets=True)
+    refuse_errors([*manifest.findings, *faults])
+    if not manifest.cases:
+        raise DataError(f"{data}: found no case", fix="give data with cases to evaluate")
     store = prepare(manifest, options, root, patch=None)
     _refuse_other_channels(data, store, first.channels)
-    return [replace(case, split=TEST) for case in manifest.cases], store, [outcomes for outcomes, _ in encoded]
+    return [replace(case, split=TEST) for case in manifest.cases], store, outcomes
 
 
 def _learn(trained: TrainedOutcome, world: World, environ: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ import torch
 
 from voxscale.data.build import store_root, stored_dtype
 from voxscale.data.cases import Case
-from voxscale.data.findings import refuse_errors
+from voxscale.data.findings import ERROR, Finding, as_error, refuse_errors
 from voxscale.data.formats import load_manifest
-from voxscale.data.outcomes import encode
 from voxscale.data.preprocess import preprocess
+from voxscale.data.unseen import MISSING_COLUMN, encode_unseen
 from voxscale.data.volumes import read_case
-from voxscale.errors import ConfigError, DataError
+from voxscale.errors import ConfigError, DataError, NotFiniteError
 from voxscale.files import write_csv
 from voxscale.infer.outcome import predict_together
 from voxscale.parallel import World
@@ -79,21 +79,34 @@ def predict_table(
             )
     data = elsewhere(trained[0].config, table)
     manifest = load_manifest(data, store_root(data, environ))
-    encoded = [encode(each.outcomes.encoding, manifest.cases, targets=False) for each in trained]
-    refuse_errors([*manifest.findings, *encoded[0][1]])
-    predicted = Predicted()
+    encodings = [each.outcomes.encoding for each in trained]
+    encoded, faults = encode_unseen(encodings, manifest.cases, name=table.name, targets=False)
+    if any(fault.code == MISSING_COLUMN for fault in faults):
+        refuse_errors([*manifest.findings, *faults])
+    predicted = Predicted(failures=_by_case([*manifest.findings, *faults]))
+    failed = {fault.case for fault in faults}
     with progress("predicting", len(manifest.cases)) as advance:
         for number, case in enumerate(manifest.cases):  # in the order of ids, as outcomes are
-            features = [outcomes.features[number] for outcomes, _ in encoded]
-            try:
-                predicted.rows.append(_predict(trained, case, features))
-            except DataError as error:
-                predicted.failures.append(error)
+            if case.id not in failed:
+                features = [outcomes.features[number] for outcomes in encoded]
+                try:
+                    predicted.rows.append(_predict(trained, case, features))
+                except (DataError, NotFiniteError) as error:
+                    predicted.failures.append(DataError(error.message, fix=error.fix))
             advance()
     if predicted.rows:
         columns = [name for name in predicted.rows[0] if name not in ("case", "patient")]
         write_csv(out, ("case", "patient", *columns), predicted.rows)
     return predicted
+
+
+def _by_case(findings: Iterable[Finding]) -> list[DataError]:
+    """The errors among the findings, one for each case or row."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.level == ERROR:
+            found.setdefault((finding.case, finding.file), []).append(finding)
+    return [as_error(errors) for errors in found.values()]
 
 
 def _predict(trained: Sequence[TrainedOutcome], case: Case, features: Sequence[Any]) -> Row:
@@ -106,5 +119,6 @@ def _predict(trained: Sequence[TrainedOutcome], case: Case, features: Sequence[A
             f"case {case.id}: found {len(image_cxyz)} channels, expected {first.channels}",
             fix="give every channel that the run was trained on",
         )
-    row = predict_together([each.member for each in trained], image_cxyz, features)
+    name = f"case {case.id}: {case.where}" if case.where else f"case {case.id}"
+    row = predict_together([each.member for each in trained], image_cxyz, features, name=name)
     return {"case": case.id, "patient": case.patient, **first.task.shown(row)}

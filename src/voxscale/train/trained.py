@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ import torch
 from voxscale.checkpoint import BadCheckpointError, Checkpoint, digest_of, load_checkpoint
 from voxscale.config.load import identity, plain, read_config
 from voxscale.config.schema import Config
+from voxscale.data.cases import VAL
+from voxscale.data.split import recorded_cases
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.infer.ensemble import Ensemble, Member
 from voxscale.infer.windows import Windows
@@ -100,9 +103,16 @@ def _load(run: RunFolder, checkpoint: str, device: torch.device, overlap: float 
 
 
 def find_trained(run: RunFolder, checkpoint: str) -> tuple[Config, Plan, Path]:
-    """(Config, plan, folder of the checkpoint) of a run. Raises ConfigError where one is not as the run left it."""
+    """(Config, plan, folder of the checkpoint) of a run. Raises ConfigError where one is not as the run left it.
+
+    Where no case validates, the last checkpoint is the best.
+    """
     config = read_config(run.config)
     folder = run.checkpoints / checkpoint
+    if checkpoint == run.best.name and not folder.exists() and run.last.exists() and not recorded_cases(run.split, VAL):
+        folder = run.last
+        last = folder.resolve().name
+        print(f"run {run.root}: has no validation cases, so none is best: {last}, its last, is taken", file=sys.stderr)
     if not folder.exists():
         there = sorted(path.name for path in run.checkpoints.glob("*")) or ["none"]
         raise ConfigError(

@@ -158,8 +158,6 @@ def _measure_best(loop: Loop) -> tuple[dict[str, Summary], dict[str, dict[str, A
     """Measure the best model in full on the validation and test cases: a summary, and details, of each that has any."""
     job = loop.job
     cases = {split: found for split in (VAL, TEST) if (found := job.cases_of(split))}
-    if not cases:
-        return {}, {}
     barrier(job.world)  # rank 0 has saved it
     last = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     loop.take_best()
@@ -168,10 +166,10 @@ def _measure_best(loop: Loop) -> tuple[dict[str, Summary], dict[str, dict[str, A
         rows = job.evaluate([case for found in cases.values() for case in found], full=True, stop=loop.stop)
     finally:
         job.model.load_state_dict(last)
-    if job.world.is_main:
+    if job.world.is_main and rows:
         write_cases(job.run.cases, rows, job.task.columns(full=True))
-        if learnt:
-            write_json(job.run.learnt, learnt)
+    if job.world.is_main and learnt:
+        write_json(job.run.learnt, learnt)
     of_split = {split: [row for row in rows if row["split"] == split] for split in cases}
     summaries = {split: job.task.summarise(found, full=True) for split, found in of_split.items()}
     return summaries, {split: job.task.details(found) for split, found in of_split.items()}

@@ -186,7 +186,10 @@ def _unknown_layout(source: Path) -> DataError:
             read_object(path, path.name)
         except DataError as damaged:
             return DataError(f"data.source {source}: {damaged.message}", fix=damaged.fix)
-    return DataError(f"data.source {source}: found no known layout", fix=f"expected {_expected()}")
+    why = class_folders.why_not(source)
+    return DataError(
+        f"data.source {source}: found no known layout{f': {why}' if why else ''}", fix=f"expected {_expected()}"
+    )
 
 
 def _expected() -> str:

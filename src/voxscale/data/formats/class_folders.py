@@ -44,6 +44,8 @@ _ROLES = {
 _NO_CLASS = re.compile(r"(image|img|im|scan|volume|vol|label|lab|seg|segmentation|mask|gt)s?(tr|ts|va)?", re.IGNORECASE)
 _LABEL = re.compile(r"(.*[_-])?(label|lab|seg|segmentation|mask|gt)([_-].*|[0-9]*)", re.IGNORECASE | re.DOTALL)
 
+_ARE_CLASSES = "if they are classes, say data.format=classes"
+
 
 @dataclass(frozen=True)
 class _Listing:
@@ -56,11 +58,13 @@ class _Listing:
 
 def detect(source: Path) -> bool:
     """Whether `source` holds two classes or more, directly or to train on; not where it may be a segmentation's."""
-    if not source.is_dir():
-        return False
-    top = _list(source)
-    training = [source / part for part, role in _split_folders(source, top).items() if role == TRAIN]
-    return any(_hold_classes(folder, _list(folder)) for folder in training or [source])
+    return source.is_dir() and any(objection is None for objection in _objections(source))
+
+
+def why_not(source: Path) -> str:
+    """Why folders of images are not taken for classes, in words; nothing where there are no folders of images."""
+    found = _objections(source) if source.is_dir() else []
+    return next(filter(None, found), "") if None not in found else ""
 
 
 def read_manifest(source: Path, data: Data) -> Manifest:
@@ -113,13 +117,22 @@ def _split_folders(source: Path, top: _Listing) -> dict[str, str]:
     return parts if any(_list(folder / name).images for folder in training for name in _list(folder).folders) else {}
 
 
-def _hold_classes(folder: Path, inside: _Listing) -> bool:
+def _objections(source: Path) -> list[str | None]:
+    """What speaks against classes, in each folder that should hold some; None where nothing does."""
+    training = [source / part for part, role in _split_folders(source, _list(source)).items() if role == TRAIN]
+    return [_objection(folder, _list(folder)) for folder in training or [source]]
+
+
+def _objection(folder: Path, inside: _Listing) -> str | None:
+    """Empty where there is no folder of images."""
     classes = {name: listing for name in inside.folders if (listing := _list(folder / name)).images}
-    return (
-        len(classes) > 1
-        and not any(_NO_CLASS.fullmatch(name) for name in classes)
-        and not _may_be_patients({name: list(_volumes(listing)) for name, listing in classes.items()})
-    )
+    if len(classes) < 2:
+        return "".join(f"one folder of images, {shown(name)}, where classes are two or more" for name in classes)
+    if strange := [name for name in classes if _NO_CLASS.fullmatch(name)]:
+        return f"a folder of images called {shown(strange[0])} may be a segmentation's; {_ARE_CLASSES}"
+    if _may_be_patients({name: list(_volumes(listing)) for name, listing in classes.items()}):
+        return f"folders with labels, or all with files of the same names, may be patients; {_ARE_CLASSES}"
+    return None
 
 
 def _may_be_patients(volumes: Mapping[str, Sequence[str]]) -> bool:

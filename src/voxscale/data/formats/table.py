@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def detect(source: Path) -> bool:
 
 def read_manifest(source: Path, data: Data) -> Manifest:
     """One case per row, with the whole row; `label` is None where the table has no column of labels."""
-    table = read_table(source)
+    table = as_named(read_table(source), data.columns)
     roles = find_roles(table, data.columns, source.name)
     findings = list(table.faults)
     sound: dict[int, dict[str, str]] = {}
@@ -127,6 +127,23 @@ def read_table(path: Path) -> Table:
     return Table(tuple(named), rows, tuple(faults))
 
 
+def as_named(table: Table, given: Columns) -> Table:
+    """The table with its columns called as `data.columns` calls them, where they differ in spelling alone.
+
+    Only what is clear: one column for the name, and one name for the column.
+    """
+    named = [
+        name for value in given.model_dump().values() for name in ([value] if isinstance(value, str) else value or ())
+    ]
+    wanted = _by_word(name for name in dict.fromkeys(named) if name not in table.columns)
+    there = _by_word(column for column in table.columns if column not in named)
+    names = {
+        there[word][0]: called[0] for word, called in wanted.items() if len(called) == len(there.get(word, ())) == 1
+    }
+    rows = {number: {names.get(key, key): cell for key, cell in row.items()} for number, row in table.rows.items()}
+    return Table(tuple(names.get(column, column) for column in table.columns), rows, table.faults) if names else table
+
+
 def find_roles(table: Table, given: Columns, name: str) -> Roles:
     """The columns that `data.columns` names, and the others by their usual names."""
     images = (given.image,) if isinstance(given.image, str) else given.image or ()
@@ -160,9 +177,7 @@ def _holds_volumes(table: Table, column: str) -> bool:
 
 
 def _known_column(columns: Sequence[str], role: str, name: str) -> str | None:
-    by_word: dict[str, list[str]] = {}
-    for column in columns:
-        by_word.setdefault(re.sub(r"[\s_-]+", "", column).casefold(), []).append(column)
+    by_word = _by_word(columns)
     found = next((by_word[word] for word in _KNOWN[role] if word in by_word), [])
     if len(found) > 1:
         raise DataError(
@@ -170,6 +185,13 @@ def _known_column(columns: Sequence[str], role: str, name: str) -> str | None:
             fix=f"name one in data.columns.{role}",
         )
     return found[0] if found else None
+
+
+def _by_word(columns: Iterable[str]) -> dict[str, list[str]]:
+    by_word: dict[str, list[str]] = {}
+    for column in columns:
+        by_word.setdefault(re.sub(r"[\s_-]+", "", column).casefold(), []).append(column)
+    return by_word
 
 
 def _row_faults(row: Mapping[str, str], roles: Roles, source: Path, number: int) -> list[Finding]:
