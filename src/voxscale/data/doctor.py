@@ -25,6 +25,7 @@ from voxscale.data.volumes import RawCase, examine_case, short_name
 from voxscale.errors import ConfigError, DataError, VoxscaleError
 from voxscale.terminal import progress
 
+_BAD_OUTCOMES = ("bad-outcome", "bad-target", "bad-class")
 BuildTask = Callable[[Config, Outcomes], object]
 
 _STATISTICS = ("mean", "std", "p0.5", "p50", "p99.5")
@@ -86,8 +87,9 @@ def examine_dataset(
     findings += _check_split(manifest, facts, config)
     findings += _check_regions(facts, config)
     if config.predicts_outcomes:
-        folds = range(1, num_folds(config.data.split) + 1)
-        findings += check_outcomes(manifest.cases, [with_fold(config, fold) for fold in folds], build_task)
+        configs = [with_fold(config, fold) for fold in range(1, num_folds(config.data.split) + 1)]
+        is_whole = not any(finding.level == ERROR for finding in manifest.findings)
+        findings += check_outcomes(manifest.cases, configs, build_task if is_whole else None)
     findings = list(dict.fromkeys(findings))
     order = {ERROR: 0, WARNING: 1}
     findings.sort(key=lambda finding: (order[finding.level], finding.case, finding.file))
@@ -269,14 +271,12 @@ def check_outcomes(
 def _check_task(
     config: Config, split: Sequence[Case], known: Sequence[Finding], build_task: BuildTask
 ) -> list[Finding]:
-    """What the task refuses of the config, cases at fault left out; nothing where the others cannot train."""
-    faulty = {finding.case for finding in known if finding.level == ERROR}
+    """What the task refuses of the config, for the cases whose outcome is sound; nothing where they cannot train."""
+    faulty = {finding.case for finding in known if finding.level == ERROR and finding.code in _BAD_OUTCOMES}
     sound = [case for case in split if case.id not in faulty]
-    if not sound:
+    if not sound or any(finding.level == ERROR and not finding.case for finding in known):
         return []
-    outcomes, faults = examine_outcomes(config, sound)
-    if any(fault.level == ERROR for fault in faults):
-        return []
+    outcomes, _ = examine_outcomes(config, sound)
     try:
         build_task(config, outcomes)
     except (ConfigError, DataError) as error:
