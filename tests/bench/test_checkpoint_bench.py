@@ -11,7 +11,7 @@ from conftest import REPOSITORY
 
 
 def test_saves_are_measured(tmp_path: Path) -> None:
-    words = ["bench/checkpoint.py", "--steps", "1", "--rounds", "1", "--patch", "16", "--json", "--folder", tmp_path]
+    words = ["bench/checkpoint.py", "--steps", "1", "--rounds", "1", "--patch", "32", "--json", "--folder", tmp_path]
     done = subprocess.run(
         [sys.executable, *map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True
     )
