@@ -35,7 +35,7 @@ def alone(cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.cluster)])
 def test_ranks_train_the_very_same_model(
     world: int, alone: Path, cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
