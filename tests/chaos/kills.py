@@ -1,8 +1,8 @@
 """`kill -9` at any moment of a training: nothing that was committed is lost, and the end is that of an undisturbed run.
 
 A training is killed and started again until it is done, then the next begins, until there were enough kills. Each kill
-comes after a random time, or as soon as the run is seen to prepare its data, save, or validate; it hits everything, one
-rank, or the launcher. After each the dead owner's claim, its locks and its shared memory must be gone or free.
+comes while the run starts, or trains, or as soon as it is seen to prepare its data, save, or validate; it hits
+everything, one rank, or the launcher. After each no process may be left, and the dead owner's claim must be free.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FIELDS: dict[str, Any] = {
     "checkpoint": {"every_steps": 2, "keep": 2},
     "log": "quiet",
 }
-_LONGEST_S = 7.0  # after which a kill comes at the latest: start, and some steps
+_START_S = 5.0  # about as long as a start takes
+_LONGEST_S = 20.0  # after which a kill comes at the latest
 _GONE_S = 20.0
 
 
@@ -138,19 +139,27 @@ def _disturb(training: Training, report: Report, chance: random.Random, kills: i
 
 def _await_moment(training: Training, process: subprocess.Popen[bytes], chance: random.Random) -> str:
     """Wait for when to kill; what the run does then, as far as it can be seen."""
+    known = _num_lines(training.run.events)
     moments: dict[str, Callable[[], bool]] = {
+        "training": lambda: _num_lines(training.run.events) > known + 2,
         "preparing": lambda: any(training.store.glob("**/.*.tmp")) or any(training.store.glob("**/*.lock")),
         "saving": lambda: any(training.run.checkpoints.glob(".*.tmp")),
         "validating": lambda: _validates(training.run),
     }
-    wanted = chance.choice(["running", "running", "preparing", "saving", "saving", "validating"])
-    until = time.monotonic() + chance.uniform(0.3, _LONGEST_S)
+    wanted = chance.choice(["starting", "training", "training", "preparing", "saving", "saving", "validating"])
+    until = time.monotonic() + (chance.uniform(0.3, _START_S) if wanted == "starting" else _LONGEST_S)
     while process.poll() is None and time.monotonic() < until:
         if wanted in moments and moments[wanted]():
-            time.sleep(chance.choice([0.0, chance.uniform(0, 0.05)]))
+            time.sleep(
+                chance.uniform(0, 1.0) if wanted == "training" else chance.choice([0.0, chance.uniform(0, 0.05)])
+            )
             return wanted
         time.sleep(0.001)
-    return "running"
+    return "starting"
+
+
+def _num_lines(events: Path) -> int:
+    return events.read_bytes().count(b"\n") if events.exists() else 0
 
 
 def _validates(run: RunFolder) -> bool:

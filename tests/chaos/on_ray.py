@@ -17,6 +17,7 @@ from lab.ray import RayLab, Seat, kill, ranks_in, step_of
 from lab.slurm import until
 
 GRID: dict[str, Any] = {"space": {"optimizer.lr": {"grid": [1e-3, 2e-3, 3e-3, 5e-3]}}, "retries": 100}
+LONG: dict[str, Any] = {"train__epochs": 40, "validate__every": 10, "checkpoint": {"every_steps": 2}}
 _PATIENCE_S = 180.0
 
 
@@ -32,7 +33,7 @@ def disturb_search(
     with report.timed(), RayLab(nodes=3) as cluster:
         seat = Seat(root, Path(tempfile.mkdtemp(prefix="vxt-")), dataset, environ)
         try:
-            config = seat.write("grid.yaml", search=GRID)
+            config = seat.write("grid.yaml", search=GRID, **LONG)
             assert seat.run("search", config, "--run", "undisturbed", **cluster.environ).code == 0
             with seat.slowly():
                 left = _disturb(kinds, seat, cluster, config, report, chance)
@@ -57,7 +58,10 @@ def _disturb(
             while kinds:
                 training = _await_trial(folder, driver)
                 if training is None:
-                    return kinds  # the search is over
+                    report.wrong.append(f"the search ended with {driver.returncode}: {seat.end_of(driver).err[-300:]}")
+                    return kinds
+                if not (ranks := ranks_in(training)):
+                    continue  # it has just ended
                 kind = kinds.pop()
                 report.tried += 1
                 report.count(f"{kind}s")
@@ -65,7 +69,7 @@ def _disturb(
                     kill(driver.pid)
                     driver.wait(30)
                     break
-                rank = chance.choice(ranks_in(training) or [driver.pid])
+                rank = chance.choice(ranks)
                 if kind == "trial":
                     kill(rank)
                 else:

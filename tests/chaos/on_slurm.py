@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
         _voxscale({**own, **slurm.environ, "SLOW_STEPS": "0.4"}, "train", config, *where)
         job = json.loads((run / "launch" / "jobs.json").read_text())["jobs"][-1]["id"]
         for number in range(requeues + losses):
-            before = _await_ahead(run)
+            committed, known = _await_ahead(run), len(_resumed(run))
             if number < requeues:
                 slurm.run("scontrol", "requeue", job)
                 report.count("requeues")
@@ -58,7 +57,8 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
             if number >= requeues:
                 slurm.revive_node(lost)
             until(lambda: slurm.state(job) == "RUNNING", _PATIENCE_S, lambda: f"is {slurm.state(job)}")
-            _check_resumed(run, before, report)
+            found = _await_resumed(run, known)
+            report.expect(found >= committed, f"step {committed} was committed, but it went on from {found}")
         slurm.await_state(job, "COMPLETED", timeout=_PATIENCE_S)
         _compare(run, root / "undisturbed", report)
     return report
@@ -80,17 +80,14 @@ def _await_ahead(run: Path) -> int:
     return int((run / "checkpoints" / "last").resolve().name.partition("-")[2])
 
 
-def _check_resumed(run: Path, committed: int, report: Report) -> None:
-    """The next start goes on from what was committed, or from later."""
+def _await_resumed(run: Path, known: int) -> int:
+    until(lambda: len(_resumed(run)) > known, _PATIENCE_S, lambda: "does not go on")
+    return _resumed(run)[-1]
 
-    def resumed() -> list[int]:
-        return [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
 
-    known = len(resumed())
-    deadline = time.monotonic() + _PATIENCE_S
-    while len(resumed()) == known and time.monotonic() < deadline and _last_step(run) <= committed:
-        time.sleep(0.1)
-    report.expect(bool(resumed()) and resumed()[-1] >= committed, f"step {committed} was lost: {resumed()[-1:]}")
+def _resumed(run: Path) -> list[int]:
+    """The step that each start after the first went on from."""
+    return [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
 
 
 def _second_node(run: Path, job: int) -> str:
