@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -29,7 +30,12 @@ class Terminal:
         environ = {**env, "TERM": "xterm", "COLUMNS": "100"}
         try:
             self._child = subprocess.Popen(
-                ["setsid", "--ctty", *map(str, argv)], stdin=its_side, stdout=its_side, stderr=its_side, env=environ
+                ["setsid", "--ctty", *map(str, argv)],
+                stdin=its_side,
+                stdout=its_side,
+                stderr=its_side,
+                env=environ,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run behind &
             )
         finally:
             os.close(its_side)

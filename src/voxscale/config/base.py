@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import reprlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 
-def _no_truth(value: Any) -> Any:
-    """YAML's true and false are no numbers, though Python counts them as 1 and 0."""
+def _no_truth(value: Any, words: Sequence[str] = ()) -> Any:
+    """YAML's true and false are no numbers, though Python counts them as 1 and 0; `words` may stand there as well."""
     if isinstance(value, bool):
-        raise ValueError(f"found {value}, expected a number")
+        raise ValueError(f"found {value}, expected {' or '.join([*map(repr, words), 'a number'])}")
     return value
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, BeforeValidator(_no_truth), Field(ge=1)]
+Positive = Annotated[int, BeforeValidator(lambda value: _no_truth(value)), Field(ge=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Size = tuple[Edge, Edge, Edge]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -37,8 +37,16 @@ class Section(BaseModel):
         kinds = _kinds(field.annotation)
         if bool not in kinds and kinds & {int, float} and not has_own_words:
             for each in value if isinstance(value, list | tuple) else (value,):
-                _no_truth(each)
+                _no_truth(each, _words_of(field.annotation))
         return value
+
+
+def _words_of(annotation: Any) -> list[str]:
+    """The words that may stand in place of a value."""
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return [word for word in inner if isinstance(word, str)]
+    return [word for each in inner for word in _words_of(each)]
 
 
 def _kinds(annotation: Any) -> set[Any]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -74,8 +76,7 @@ def meet(
     if index == 0:
         arrival.update(port=_free_port(address), run_id=uuid.uuid4().hex)
     write_whole(arrival_file(reports, index), arrival)
-    name = interface or next((name for name, its in interfaces().items() if its == address), None)
-    use_interface(name if name != "lo" else None)
+    _use_interface(interface or next((name for name, its in interfaces().items() if its == address), None))
     deadline = time.monotonic() + patience_s
     while missing := [number for number in range(nodes) if not arrival_file(reports, number).exists()]:
         if time.monotonic() > deadline:
@@ -124,11 +125,11 @@ def _address_of(interface: str) -> str:
     return known[interface]
 
 
-def use_interface(name: str | None) -> None:
-    """Tell gloo and NCCL where the other ranks are, unless the user has."""
-    if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+def _use_interface(name: str | None) -> None:
+    """Tell gloo and NCCL where the other nodes are, unless the user has."""
+    if name and name != "lo":
+        for variable in INTERFACES:
+            os.environ.setdefault(variable, name)
 
 
 def _free_port(address: str) -> int:

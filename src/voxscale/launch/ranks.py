@@ -111,12 +111,16 @@ def start_ranks(
         "shutdown_timeout": int(save_time_s),
     }
     _bind_stores(place.address)
-    if place.nodes == 1:
-        meeting.use_interface("lo")
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []
-    with _signals_passed_on(save_time_s) as received, _agent_folder() as logs, _watching(watched, logs):
+    loopback = dict.fromkeys(meeting.INTERFACES, "lo") if place.nodes == 1 else {}
+    with (
+        _variables(loopback),
+        _signals_passed_on(save_time_s) as received,
+        _agent_folder() as logs,
+        _watching(watched, logs),
+    ):
         if hasattr(multiprocessing, "DefaultLogsSpecs"):
             wanted["logs_specs"] = multiprocessing.DefaultLogsSpecs(log_dir=str(logs))
         config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
@@ -127,6 +131,18 @@ def start_ranks(
         finally:
             logging.disable(logging.NOTSET)
     return failures, received
+
+
+@contextlib.contextmanager
+def _variables(added: dict[str, str]) -> Iterator[None]:
+    """Set variables for the ranks, unless the user has; this process may go on to start others elsewhere."""
+    new = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
