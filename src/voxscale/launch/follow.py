@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from voxscale.runs import RunFolder
 from voxscale.terminal import is_terminal
 
 _POLL_S = (0.5, 1.0, 2.0, 5.0)  # between questions to the scheduler: soon at first, then with patience
-_LOG_S = 0.25
+_LOG_S = 0.5
 _TAIL_BYTES = 65536
 _PATIENCE_S = 1800.0  # with a scheduler that does not answer; it may be restarted
 _FLUSH_S = 0.3  # a shared file system may show a job's last lines a little later than its end
@@ -42,36 +40,14 @@ def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]
     Ctrl-C asks whether to leave the jobs or cancel them.
     """
     try:
-        with _heeding_ctrl_c() as heed, display(run) as screen:
-            states = _watch(jobs, environ, screen, heed)
+        with display(run) as screen:
+            states = _watch(jobs, environ, screen)
     except KeyboardInterrupt:
         raise _leave_or_cancel(run, jobs, environ) from None
     return next((state for state in states if state.state != "COMPLETED"), states[-1])
 
 
-@contextmanager
-def _heeding_ctrl_c() -> Iterator[Callable[[], None]]:
-    """Yield what raises KeyboardInterrupt once Ctrl-C was typed; raised anywhere, as in a library's drawing, it may
-    get lost."""
-    typed: list[int] = []
-
-    def heed() -> None:
-        if typed:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        yield heed
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: typed.append(number))
-    try:
-        yield heed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _watch(
-    jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen, heed: Callable[[], None]
-) -> list[JobState]:
+def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen) -> list[JobState]:
     """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
     numbers = [job.id for job in jobs]
     logs = [Tail(Path(log)) for job in jobs for log in job.logs]
@@ -84,20 +60,18 @@ def _watch(
             for job in jobs:
                 _say_once(job.id, _described(job, states[job.id]), shown, screen)
             if all(state.is_over for state in states.values()):
-                _show_for(_FLUSH_S, logs, screen, heed)
+                _show_for(_FLUSH_S, logs, screen)
                 return [states[number] for number in numbers]
         except InfrastructureError as error:
-            heed()  # Ctrl-C ends the question too
             if time.monotonic() - last_answer > _PATIENCE_S:
                 raise
             _say_once(0, f"warning: {error.message}; still waiting", shown, screen)
-        _show_for(next(intervals), logs, screen, heed)
+        _show_for(next(intervals), logs, screen)
 
 
-def _show_for(seconds: float, logs: Sequence[Tail], screen: Screen, heed: Callable[[], None]) -> None:
+def _show_for(seconds: float, logs: Sequence[Tail], screen: Screen) -> None:
     until = time.monotonic() + seconds
     while True:
-        heed()
         for log in logs:
             log.show(screen)
         screen.move()
