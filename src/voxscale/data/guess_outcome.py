@@ -14,6 +14,7 @@ from voxscale.config.horizons import FollowUp, TimeUnit, choose_horizons
 from voxscale.config.load import make_config, with_fold
 from voxscale.config.schema import Config
 from voxscale.data.cases import TRAIN, Case
+from voxscale.data.cells import is_finite, is_number
 from voxscale.data.column_names import (
     CLASSES,
     EVENTS,
@@ -29,7 +30,7 @@ from voxscale.data.formats import table
 from voxscale.data.formats.sources import VOLUME_ENDINGS, shown
 from voxscale.data.images import IMAGE_ENDINGS
 from voxscale.data.outcome_columns import OutcomeColumns, outcome_columns
-from voxscale.data.outcomes import Categorical, Numeric, Outcomes, examine_outcomes, is_finite, is_number, target_strata
+from voxscale.data.outcomes import Categorical, Numeric, Outcomes, examine_outcomes, target_strata
 from voxscale.data.split import num_folds, split_cases
 from voxscale.errors import ConfigError, DataError
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.cells import LARGEST, at_most, finite, is_finite, is_number, not_negative, zero_or_one
 from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats.sources import error, shown, warning
 from voxscale.data.outcome_columns import OutcomeColumns, find_outcome_columns
@@ -28,8 +29,6 @@ from voxscale.files import read_json, read_rows, write_csv, write_json
 
 SCHEMA_VERSION = 1
 _MOST_CATEGORIES = 64
-_LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
-_EVENTS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 FILL = "correct that cell, or take the row out"
 _FILL_OR_LEAVE = f"{FILL}, or leave the column out of data.columns.features"
 _AVERAGE = {"mean": "it is the average"}
@@ -51,12 +50,12 @@ class Numeric:
 
     @property
     def expected(self) -> str:
-        return _at_most(self._largest)
+        return at_most(self._largest)
 
     @property
     def _largest(self) -> float:
         """So that 32 bits hold it once it is scaled."""
-        return _LARGEST * min(1.0, self.scale)
+        return LARGEST * min(1.0, self.scale)
 
     def encode(self, cell: str) -> tuple[float, ...]:
         """Raises ValueError for a cell that is no finite number, or too large."""
@@ -242,13 +241,13 @@ def _number_or_zero(parse: Callable[[str], float], cell: str) -> float:
 def _targets(columns: OutcomeColumns) -> Iterator[tuple[str, Callable[[str], float], str]]:
     """Columns that hold numbers to predict, each with how its cells are read and what is expected of them."""
     if columns.task == "survival":
-        yield columns.time, _not_negative, "a time of 0 or more"
-        yield columns.event, _zero_or_one, "0 (censored) or 1 (event)"
+        yield columns.time, not_negative, "a time of 0 or more"
+        yield columns.event, zero_or_one, "0 (censored) or 1 (event)"
     for column in columns.targets:
-        yield column, finite, _at_most(_LARGEST)
+        yield column, finite, at_most(LARGEST)
     if len(columns.classes) > 1:
         for column in columns.classes:
-            yield column, _zero_or_one, "0 or 1"
+            yield column, zero_or_one, "0 or 1"
 
 
 def check_targets(encoding: Encoding, cases: Iterable[Case]) -> Iterator[Finding]:
@@ -354,53 +353,6 @@ def _cell(case: Case, column: str) -> str:
 def _in_number_order(name: str) -> tuple[float, str]:
     """Grades 2 and 10 in the order of numbers."""
     return (float(name) if is_number(name) and not math.isnan(float(name)) else math.inf, name)
-
-
-def is_number(cell: str) -> bool:
-    try:
-        _number(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def is_finite(cell: str) -> bool:
-    try:
-        finite(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def finite(cell: str) -> float:
-    value = _number(cell)
-    if not abs(value) <= _LARGEST:
-        raise ValueError(cell)
-    return value
-
-
-def _at_most(largest: float) -> str:
-    return f"a finite number of at most {largest:g}"
-
-
-def _number(cell: str) -> float:
-    if "_" in cell or not cell.isascii():  # Python takes the one for a separator, and digits of any script
-        raise ValueError(cell)
-    return float(cell)
-
-
-def _not_negative(cell: str) -> float:
-    value = finite(cell)
-    if value < 0:
-        raise ValueError(cell)
-    return value
-
-
-def _zero_or_one(cell: str) -> float:
-    try:
-        return _EVENTS[cell.casefold()]
-    except KeyError:
-        raise ValueError(cell) from None
 
 
 def write_outcomes(table: Path, encoding: Path, outcomes: Outcomes) -> None:

@@ -1,0 +1,57 @@
+"""Cells of a table as numbers. Every parser raises ValueError for a cell that it does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
+_TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
+
+
+def as_number(cell: str) -> float:
+    """A number, finite or not."""
+    if "_" in cell or not cell.isascii():  # Python takes the one for a separator, and digits of any script
+        raise ValueError(cell)
+    return float(cell)
+
+
+def finite(cell: str) -> float:
+    value = as_number(cell)
+    if not abs(value) <= LARGEST:
+        raise ValueError(cell)
+    return value
+
+
+def not_negative(cell: str) -> float:
+    value = finite(cell)
+    if value < 0:
+        raise ValueError(cell)
+    return value
+
+
+def zero_or_one(cell: str) -> float:
+    try:
+        return _TRUTHS[cell.casefold()]
+    except KeyError:
+        raise ValueError(cell) from None
+
+
+def is_number(cell: str) -> bool:
+    return _is(as_number, cell)
+
+
+def is_finite(cell: str) -> bool:
+    return _is(finite, cell)
+
+
+def _is(parse: Callable[[str], float], cell: str) -> bool:
+    try:
+        parse(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def at_most(largest: float) -> str:
+    """What `finite` takes, in words."""
+    return f"a finite number of at most {largest:g}"
