@@ -46,7 +46,7 @@ class RunRow:
 def list_runs(folder: Path) -> list[RunRow]:
     """The runs in `folder` and one level below it, newest first; where there are jobs the scheduler is asked."""
     runs = list(_find(folder))
-    jobs = {run.root: job for run in runs if (job := _newest_job(run)) is not None}
+    jobs = {run.root: job for run in runs if (job := newest_job(run)) is not None}
     states = _ask_scheduler([job.id for job in jobs.values()])
     rows = []
     for run in runs:
@@ -56,7 +56,7 @@ def list_runs(folder: Path) -> list[RunRow]:
     return sorted(rows, key=lambda row: row.age_s)
 
 
-def _newest_job(run: RunFolder) -> Submitted | None:
+def newest_job(run: RunFolder) -> Submitted | None:
     """The job that trains a run; that of an array stands in the folder above the folds."""
     own = [job for job in read_jobs(run) if job.kind != EVALUATE]
     arrays = [job for job in read_jobs(RunFolder(run.root.parent)) if job.is_array]
@@ -71,10 +71,15 @@ def _ask_scheduler(jobs: Sequence[int]) -> dict[int, JobState]:
 
 
 def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
-    if state.is_over or row.state in ("running", "done"):
+    if not is_carried_on(row.state, state):
         return replace(row, job=job)
     queued = state.state == "PENDING"
     return replace(row, job=job, state="queued" if queued else "running", why=state.reason if queued else "")
+
+
+def is_carried_on(state: str, job: JobState) -> bool:
+    """Whether a job says more of a run in this state than its folder does."""
+    return not job.is_over and state not in ("running", "done")
 
 
 def is_finished(root: Path) -> bool:
@@ -91,7 +96,7 @@ def _describe_safely(run: RunFolder) -> RunRow:
         return RunRow(str(run.root), "damaged", 0, 0, None, None, 0.0)
 
 
-def _describe_search(search: SearchFolder) -> RunRow:
+def describe_search(search: SearchFolder) -> RunRow:
     """A search in the place of a run: its steps are its trials."""
     metrics = _read(search.metrics)
     ledger = search.ledger.read_bytes() if search.ledger.exists() else b""
@@ -112,7 +117,7 @@ def _describe_search(search: SearchFolder) -> RunRow:
 
 def describe_run(run: RunFolder) -> RunRow:
     if (search := SearchFolder(run.root)).exists:
-        return _describe_search(search)
+        return describe_search(search)
     events = read_events(run.events)
     metrics = _read(run.metrics)
     validated = [event for event in events if event["event"] == "checkpoint" and event.get("best")]
@@ -120,8 +125,7 @@ def describe_run(run: RunFolder) -> RunRow:
     paths = (run.config, run.events, run.jobs, run.command)
     last_touched = max(path.stat().st_mtime for path in paths if path.exists())
     began = bool(events) or run.command.exists()
-    ended = metrics.get("state") or ("failed" if run.open_error.exists() and not run.exists else None)
-    state = "running" if is_live(run) else ended or ("interrupted" if began else "new")
+    state = state_of(run, began=began)
     return RunRow(
         run=str(run.root),
         state=state,
@@ -130,11 +134,19 @@ def describe_run(run: RunFolder) -> RunRow:
         metric=best.get("metric"),
         best=None if best.get("value") is None else float(best["value"]),
         age_s=round(max(0.0, time.time() - last_touched), 1),
-        why=_why_failed(run, events) if state == "failed" else "",
+        why=why_failed(run, events) if state == "failed" else "",
     )
 
 
-def _why_failed(run: RunFolder, events: Sequence[dict[str, Any]]) -> str:
+def state_of(run: RunFolder, *, began: bool) -> str:
+    """A run's state, from its folder alone; `began`: whether anything has happened in it."""
+    if is_live(run):
+        return "running"
+    ended = _read(run.metrics).get("state") or ("failed" if run.open_error.exists() and not run.exists else None)
+    return str(ended or ("interrupted" if began else "new"))
+
+
+def why_failed(run: RunFolder, events: Sequence[dict[str, Any]]) -> str:
     """The error that ended the last start, as its ranks left it, or a script's nodes."""
     if failures := _read(run.metrics).get("failures"):
         return str(failures[0])
@@ -174,18 +186,18 @@ def render_runs(rows: Sequence[RunRow]) -> str:
 
 def _find(folder: Path) -> Iterator[RunFolder]:
     if SearchFolder(folder).exists:
-        yield from (run for path in sorted(folder.glob("trials/*")) if _is_listed(run := RunFolder(path)))
+        yield from (run for path in sorted(folder.glob("trials/*")) if is_listed(run := RunFolder(path)))
         return
-    if _is_listed(RunFolder(folder)):
+    if is_listed(RunFolder(folder)):
         yield RunFolder(folder)
         return
     for pattern in ("*", "*/*"):
         for path in folder.glob(pattern):
-            if _is_listed(run := RunFolder(path)) and not run.name.startswith("."):
+            if is_listed(run := RunFolder(path)) and not run.name.startswith("."):
                 yield run
 
 
-def _is_listed(run: RunFolder) -> bool:
+def is_listed(run: RunFolder) -> bool:
     """A run; a script's; or what a job is to open yet. Folds stand for the folder above them."""
     if run.exists:
         return run.plan.exists()

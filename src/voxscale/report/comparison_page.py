@@ -1,0 +1,174 @@
+"""Several runs side by side; the folds of a cross-validation are such."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from voxscale.report.blocks import Block, Section, column, columns_of, curve, facts, number, plot, section, table, words
+from voxscale.report.forecast import duration
+from voxscale.report.learning import metrics_of, points
+from voxscale.report.quality import case_table, evaluations_section, summary_block
+from voxscale.report.reading import ReadRun, as_number, read_object
+from voxscale.report.run_page import page_of
+from voxscale.report.settings import flat, shown_fields
+from voxscale.report.timing import communication_of, split_step
+from voxscale.runs import RunFolder
+
+_METRICS = 3  # whose curves are drawn
+
+
+def comparison_page(runs: Sequence[RunFolder], title: str, folds: Path | None = None) -> dict[str, Any]:
+    """`folds` is the folder of a cross-validation."""
+    read = [ReadRun(run) for run in runs]
+    names = _names(read)
+    together = read_object(RunFolder(folds), "metrics") if folds is not None else {}
+    sections = [
+        section("", facts(_headline(read, names))),
+        _folds_section(folds, together),
+        section("Runs", _overview(read, names)),
+        _curves(read, names),
+        _cases(read, names),
+        evaluations_section(ReadRun(RunFolder(folds))) if folds is not None else None,
+        _costs(read, names),
+        section("Config", _config_table(read, names)),
+    ]
+    states = {run.row.state for run in read}
+    state = states.pop() if len(states) == 1 else "mixed"
+    kind = "cross-validation" if folds is not None else "comparison"
+    return page_of(title, kind, str(together.get("state") or state), sections)
+
+
+def _names(runs: Sequence[ReadRun]) -> list[str]:
+    """Each run's own name; where two are called alike, with the folder above."""
+    plain = [run.title for run in runs]
+    return [
+        name if plain.count(name) == 1 else f"{run.run.root.parent.name}/{name}"
+        for name, run in zip(plain, runs, strict=True)
+    ]
+
+
+def _headline(runs: Sequence[ReadRun], names: Sequence[str]) -> list[tuple[str, str, str] | None]:
+    metrics = {run.row.metric for run in runs if run.row.metric}
+    rows: list[tuple[str, str, str] | None] = [("runs", str(len(runs)), "")]
+    if len(metrics) == 1:
+        metric = metrics.pop()
+        known = [(run.row.best, name) for run, name in zip(runs, names, strict=True) if run.row.best is not None]
+        low = metric.partition("/")[0] in ("mae", "rmse", "brier", "calibration", "calibration_error", "loss", "hd95")
+        value, name = (min if low else max)(known)
+        rows.append((f"best {metric}", number(value), name))
+        values = [value for value, _ in known]
+        rows.append(("range", f"{number(min(values))} – {number(max(values))}", ""))
+    walls = [run.metrics["wall_s"] for run in runs if run.metrics.get("wall_s")]
+    return [*rows, ("time", duration(sum(walls)), "of all runs together") if walls else None]
+
+
+def _overview(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None:
+    metrics = list(dict.fromkeys(name for run in runs for name in (run.metrics.get("summary") or {})))
+    shown = [name for name in metrics if name.endswith("/mean") or "/" not in name or len(metrics) <= 12]
+    columns = [
+        *columns_of("run", "state"),
+        *(column(name, number=True) for name in ("best", "steps", "devices", "time (s)", *shown)),
+    ]
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        summary = run.metrics.get("summary") or {}
+        means = [summary.get(metric, {}).get("mean") for metric in shown]
+        rows.append(
+            [
+                name,
+                run.row.state,
+                run.row.best,
+                run.row.step,
+                run.plan.get("world_size"),
+                run.metrics.get("wall_s"),
+                *means,
+            ]
+        )
+    return table(columns, rows)
+
+
+def _curves(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
+    both = list(zip(runs, names, strict=True))
+    losses = [points(run.of_kind("train"), "loss", name, smooth=True) for run, name in both]
+    metrics = list(dict.fromkeys(metric for run in runs for metric in _means(run)))[:_METRICS]
+    return section(
+        "Learning curves",
+        plot("Training loss", "step", "loss", losses),
+        *(
+            plot(f"Validation: {metric}", "step", metric, [
+                points(run.of_kind("validate"), metric, name, kind="both") for run, name in both
+            ])
+            for metric in metrics
+        ),
+        about="Drag to zoom, double-click to see all again.",
+    )  # fmt: skip
+
+
+def _means(run: ReadRun) -> list[str]:
+    """The metrics of a run's validations: the means over classes, or those of the cohort."""
+    validated = run.of_kind("validate")
+    names = [name for event in validated for name in event]
+    found = [[f"{metric}/mean", metric] for metric in metrics_of(validated)]
+    means = [next((name for name in pair if name in names), None) for pair in found]
+    known = list(dict.fromkeys(name for name in means if name is not None))
+    return known or [name for name in dict.fromkeys(names) if "/" in name]
+
+
+def _cases(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
+    """Cases that more than one run was scored on, by the metric that all chose their best by."""
+    metric = next((run.row.metric for run in runs if run.row.metric), None)
+    scores: dict[str, dict[str, float]] = {}
+    for run, name in zip(runs, names, strict=True):
+        for row in run.cases:
+            if metric is not None and (value := as_number(row.get(metric))) is not None:
+                scores.setdefault(row.get("case", ""), {})[name] = float(f"{value:.5g}")
+    shared = {case: found for case, found in scores.items() if len(found) > 1}
+    columns = [column("case"), *(column(name, number=True) for name in names)]
+    rows = [[case, *(found.get(name) for name in names)] for case, found in shared.items()]
+    return section(f"Cases: {metric}", table(columns, rows, sort=names[0], search=len(rows) > 8))
+
+
+def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
+    series = []
+    bars = []
+    for run, name in zip(runs, names, strict=True):
+        split = split_step(list(run.of_kind("train")), communication_of(run))
+        if split is not None:
+            whole = sum(split.values()) or 1.0
+            parts = [
+                {"name": part, "share": value / whole, "text": f"{duration(value)} ({value / whole:.0%})"}
+                for part, value in split.items()
+            ]
+            bars.append({"name": f"{name}: {duration(whole)} a step", "parts": parts})
+        seconds = [(e["time_s"], e.get(run.row.metric or "")) for e in run.of_kind("validate")]
+        known = [(at, value) for at, value in seconds if isinstance(value, float)]
+        series.append(curve(name, [at for at, _ in known], [value for _, value in known], "both"))
+    block: Block | None = {"type": "bars", "title": "Where the time goes", "bars": bars} if bars else None
+    return section("Time", block, plot("Best metric over time", "seconds since the last start", "metric", series))
+
+
+def _config_table(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None:
+    """Fields in which the runs differ."""
+    fields = [dict(flat(shown_fields(run.config))) if run.config is not None else {} for run in runs]
+    paths = dict.fromkeys(path for each in fields for path in each)
+    rows = [
+        [path, *(words(each.get(path)) for each in fields)]
+        for path in paths
+        if any(each.get(path) != fields[0].get(path) for each in fields) and not path.startswith("data.store")
+    ]
+    columns = columns_of("field", *names)
+    return table(columns, rows or [["none differs", *("" for _ in names)]], plain=True)
+
+
+def _folds_section(folder: Path | None, together: dict[str, Any]) -> Section | None:
+    if folder is None or not together:
+        return None
+    cases = ReadRun(RunFolder(folder)).cases
+    return section(
+        "All folds together",
+        summary_block(together.get("summary") or {}, "Cases by the fold that held them out"),
+        summary_block(together.get("test") or {}, "Test cases, by all folds as one"),
+        case_table(cases, str(together.get("task")), None),
+    )

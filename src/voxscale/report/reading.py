@@ -1,0 +1,135 @@
+"""A run folder as far as a page shows it. What is missing or damaged is left out, never a reason to fail."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from voxscale.config.load import read_config
+from voxscale.config.schema import Config
+from voxscale.errors import VoxscaleError
+from voxscale.files import read_csv, read_json
+from voxscale.report.listing import RunRow, describe_run
+from voxscale.runs import RunFolder
+from voxscale.train.events import read_events
+
+Event = Mapping[str, Any]
+Cells = Mapping[str, str]
+NOT_METRICS = ("case", "patient", "split", "fold")
+MOST_PREVIEW_BYTES = 10_500_000  # of one page, before they are base64
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """What a run says of itself."""
+
+    run: RunFolder
+
+    @cached_property
+    def row(self) -> RunRow:
+        try:
+            return describe_run(self.run)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, VoxscaleError):
+            return RunRow(str(self.run.root), "damaged", 0, 0, None, None, 0.0)
+
+    @cached_property
+    def config(self) -> Config | None:
+        try:
+            return read_config(self.run.config)
+        except (VoxscaleError, OSError):
+            return None
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return read_object(self.run, "metrics")
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        return read_object(self.run, "plan")
+
+    @cached_property
+    def forecast(self) -> dict[str, Any]:
+        return read_object(self.run, "forecast")
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        try:
+            return read_events(self.run.events)
+        except OSError:
+            return []
+
+    @cached_property
+    def cases(self) -> list[dict[str, str]]:
+        try:
+            return read_csv(self.run.cases)
+        except (OSError, ValueError):
+            return []
+
+    @cached_property
+    def usage(self) -> list[dict[str, Any]]:
+        """What each rank used, in the order of ranks."""
+        return [found for path in self.run.usages().values() if "memory_peak_bytes" in (found := _read_object(path))]
+
+    @property
+    def task(self) -> str:
+        return self.config.task if self.config is not None else str(self.metrics.get("task", "run"))
+
+    @property
+    def title(self) -> str:
+        root = self.run.root
+        return f"{root.parent.name}/{root.name}" if root.name == "run" else root.name
+
+    def of_kind(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def evaluations(self) -> Iterator[ReadRun]:
+        """Those that `voxscale evaluate` left: folders of the same form."""
+        for path in sorted(self.run.evaluations.glob("*")):
+            if (found := ReadRun(RunFolder(path))).metrics:
+                yield found
+
+
+def read_object(run: RunFolder, name: str) -> dict[str, Any]:
+    return _read_object(getattr(run, name))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_previews(run: RunFolder, *, most_bytes: int = MOST_PREVIEW_BYTES) -> tuple[dict[str, Any] | None, int]:
+    """The run's previews with their pictures as base64, as many as fit; and how many bytes are left."""
+    index = read_object(run, "preview_index")
+    cases = []
+    for each in index.get("cases", []):
+        try:
+            parts = {name: (run.previews / each[name]).read_bytes() for name in ("image", "codes") if each.get(name)}
+        except (OSError, TypeError):
+            continue
+        size = sum(map(len, parts.values()))
+        if size > most_bytes:
+            break
+        most_bytes -= size
+        cases.append({**each, **{name: base64.b64encode(part).decode() for name, part in parts.items()}})
+    shown = {"classes": index.get("classes", []), "exclusive": index.get("exclusive", True), "cases": cases}
+    return (shown if cases else None), most_bytes
+
+
+def numbers_of(rows: Sequence[Cells], column: str) -> list[float | None]:
+    """A column of a table as numbers; None where there is none."""
+    return [as_number(row.get(column, "")) for row in rows]
+
+
+def as_number(cell: str | None) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return None

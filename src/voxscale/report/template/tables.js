@@ -1,0 +1,97 @@
+// Tables: sorted by a click on a column's name, searched, and where a case can be looked at, its row opens it.
+
+const SHOWN_ROWS = 100;
+
+function drawTable(block, page) {
+  const state = {
+    column: Math.max(0, block.columns.findIndex((column) => column.name === block.sort)),
+    descending: Boolean(block.descending),
+    all: false,
+    wide: false,
+    text: "",
+  };
+  const body = element("tbody");
+  const head = element("tr");
+  const more = element("button", { type: "button", onclick: () => change({ all: true }) });
+  const isHidden = (column) => !state.wide && (block.hidden || []).includes(column.name);
+  const change = (fields) => {
+    Object.assign(state, fields);
+    redraw();
+  };
+  const redraw = () => {
+    head.replaceChildren(...block.columns.map((column, index) => (isHidden(column) ? null : heading(block, column, index, state, change))).filter(Boolean));
+    const order = block.plain ? block.rows.map((_, index) => index) : sortedRows(block, state);
+    const shown = state.all ? order : order.slice(0, SHOWN_ROWS);
+    body.replaceChildren(...shown.map((row) => tableRow(block, row, isHidden, page)));
+    more.hidden = shown.length === order.length;
+    more.textContent = `Show all ${order.length}`;
+  };
+  redraw();
+  const table = element("table", {}, block.columns.some((column) => column.name) ? element("thead", {}, head) : null, body);
+  const scroll = element("div", { class: "scroll", tabindex: block.rows.length > 8 ? "0" : null, role: "region", "aria-label": block.title || "Table" }, table);
+  const made = card(block, tableTools(block, state, change), scroll, more);
+  made.classList.add(block.plain ? "plain" : "wide");
+  return made;
+}
+
+function heading(block, column, index, state, change) {
+  const kind = column.number ? "number" : null;
+  if (block.plain) return element("th", { scope: "col", class: kind }, column.name);
+  const sorted = index === state.column;
+  const arrow = sorted ? (state.descending ? " ↓" : " ↑") : "";
+  const flip = () => change({ column: index, descending: sorted ? !state.descending : false });
+  const button = element("button", { type: "button", onclick: flip }, column.name + arrow);
+  return element("th", { scope: "col", class: kind, "aria-sort": sorted ? (state.descending ? "descending" : "ascending") : null }, button);
+}
+
+function sortedRows(block, state) {
+  const sign = state.descending ? -1 : 1;
+  const value = (row) => block.rows[row][state.column];
+  const isMissing = (cell) => cell === null || cell === undefined || cell === "";
+  const rows = block.rows.map((_, index) => index).filter((row) => matches(block.rows[row], state.text));
+  return rows.sort((a, b) => {
+    const [left, right] = [value(a), value(b)];
+    if (isMissing(left) || isMissing(right)) return isMissing(left) - isMissing(right) || a - b; // what is missing comes last
+    const order = typeof left === "number" && typeof right === "number" ? left - right : String(left).localeCompare(String(right), "en", { numeric: true });
+    return sign * order || a - b;
+  });
+}
+
+function matches(row, text) {
+  return !text || row.some((cell) => typeof cell === "string" && cell.toLowerCase().includes(text));
+}
+
+function tableRow(block, row, isHidden, page) {
+  const cells = block.rows[row].map((cell, index) => {
+    const column = block.columns[index];
+    if (isHidden(column)) return null;
+    const missing = cell === null || cell === undefined || cell === "";
+    return element("td", { class: [column.number ? "number" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : format(cell));
+  });
+  const line = element("tr", {}, ...cells);
+  const opens = block.opens ? block.opens[row] : null;
+  if (opens !== null && opens !== undefined) {
+    const open = () => page.open(block.viewer, opens);
+    filled(line, { class: "opens", tabindex: 0, title: "Show the case", onclick: open, onkeydown: (event) => event.key === "Enter" && open() }, []);
+    line.dataset.place = opens;
+  }
+  return line;
+}
+
+function tableTools(block, state, change) {
+  const parts = [];
+  if (block.search) {
+    const type = (event) => change({ text: event.target.value.trim().toLowerCase() });
+    parts.push(element("input", { type: "search", placeholder: "Find", "aria-label": "Find in the table", oninput: type }));
+  }
+  if ((block.hidden || []).length) {
+    const toggle = element("button", { type: "button", "aria-pressed": "false" }, "All columns");
+    toggle.addEventListener("click", () => {
+      change({ wide: !state.wide });
+      toggle.setAttribute("aria-pressed", String(state.wide));
+    });
+    parts.push(toggle);
+  }
+  if (block.opens) parts.push(element("span", { class: "note" }, "Choose a row to look at the case."));
+  return parts.length ? element("div", { class: "table-tools" }, ...parts) : null;
+}

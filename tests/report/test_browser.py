@@ -1,0 +1,289 @@
+"""Pages in a real browser: each kind opens without an error, asks the network for nothing, and does what it offers.
+
+Screenshots are kept in the folder that REPORT_SCREENSHOTS names, else in pytest's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import Cli
+from lab.debian import require
+from report.pages import HOSTILE, train_outcome, train_segmentation, with_hostile_names, write_scale, write_search
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+pytestmark = pytest.mark.browser
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+FIRST_TINT = (86, 180, 233)
+
+
+@dataclass
+class Opened:
+    """A page, and what it complained of or asked for."""
+
+    page: sync_api.Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        assert not self.complaints
+        assert [url for url in self.requests if not url.startswith(("file:", "data:"))] == []
+        assert sum(url.startswith("file:") for url in self.requests) == 1
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    require(["chromium"], ["chromium"])
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: sync_api.Browser) -> Iterator[Open]:
+    contexts = []
+
+    def open_it(path: Path, *, size: str = "desktop", colours: str = "light") -> Opened:
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=colours)
+        contexts.append(context)
+        opened = Opened(context.new_page())
+        opened.page.on("console", lambda said: opened.complaints.append(said.text))
+        opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(path.as_uri())
+        opened.page.wait_for_selector("footer", state="attached")
+        return opened
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def segmented(cli_here: Cli, work: Path, dataset: Path) -> Path:
+    return train_segmentation(cli_here, work, dataset, "balls")
+
+
+@pytest.fixture(scope="module")
+def pages(cli_here: Cli, work: Path, dataset: Path, segmented: Path) -> dict[str, Path]:
+    """A page of each kind."""
+    other = train_segmentation(cli_here, work, dataset, "faster", optimizer__lr=0.02, validate__previews=0)
+    assert not (other / "previews").exists()
+    search = write_search(work / "search", {0.002: segmented, 0.02: other})
+    folders = {
+        "segmentation": [segmented],
+        **{task: [train_outcome(cli_here, work, task)] for task in ("survival", "regression", "classification")},
+        "comparison": [segmented, other],
+        "search": [search],
+        "scale": [write_scale(work / "scale")],
+        "hostile": [with_hostile_names(segmented, work / "<img src=x onerror=alert(1)>")],
+    }
+    made = {}
+    for kind, given in folders.items():
+        out = work / f"{kind}.html"
+        done = cli_here("report", *given, "--out", out, "--json")
+        assert (done.code, done.json["report"]) == (0, str(out)), done.err
+        made[kind] = out
+    return made
+
+
+HEADINGS = {
+    "segmentation": [
+        "Training loss",
+        "Validation: dice",
+        "Of the validation cases",
+        "hd95 (mm) of the validation cases",
+    ],
+    "survival": ["Kaplan–Meier by predicted risk, validation cases", "Time-dependent AUC, validation cases"],
+    "regression": ["age, validation cases", "calcium, validation cases"],
+    "classification": ["Confusion, validation cases", "ROC, validation cases"],
+    "comparison": ["Runs", "Validation: dice/mean", "Cases: dice/mean", "Where the time goes"],
+    "search": ["Parallel coordinates", "dice/mean over optimizer.lr", "Trials", "Best config"],
+    "scale": ["Speed-up over devices", "What a step is spent on", "All figures"],
+    "hostile": ["Training loss"],
+}
+OF_RUNS = ["Where the time goes", "Peak memory", "Plan against measured", "Environment", "Cases"]
+
+
+@pytest.mark.parametrize("kind", HEADINGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_each_kind_opens_and_fits(
+    kind: str, size: str, pages: dict[str, Path], open_page: Open, tmp_path: Path
+) -> None:
+    opened = open_page(pages[kind], size=size, colours="dark" if size == "phone" else "light")
+    opened.page.wait_for_timeout(150)  # for pictures to be unpacked
+    headings = opened.page.locator("h2, h3").all_text_contents()
+    of_run = OF_RUNS if kind in ("segmentation", "survival", "regression", "classification") else []
+    assert set(HEADINGS[kind]) | set(of_run) <= set(headings), headings
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "the page scrolls sideways"
+    assert opened.page.locator(".plot svg path.curve").count() > 0 or kind == "regression"
+    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
+    folder.mkdir(exist_ok=True)
+    opened.page.screenshot(path=folder / f"{kind}-{size}.png", full_page=True)
+    opened.check()
+
+
+def test_the_table_sorts_worst_cases_first_and_a_row_opens_its_case(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["segmentation"])
+    table = opened.page.locator("table", has=opened.page.get_by_role("button", name="dice/mean"))
+    column = table.locator("th").all_text_contents().index("dice/mean ↑")
+
+    def values() -> list[float]:
+        return [float(text) for text in table.locator(f"tbody td:nth-child({column + 1})").all_text_contents()]
+
+    assert values() == sorted(values()) and len(set(values())) == 3
+    table.get_by_role("button", name="dice/mean").click()
+    assert values() == sorted(values(), reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
+    table.get_by_role("button", name="case").click()
+    last = table.locator("tbody tr").last
+    name = last.locator("td").first.text_content()
+    last.click()
+    opened.page.wait_for_function(
+        "name => document.querySelector('.viewer select').selectedOptions[0].text.startsWith(name)", arg=name
+    )
+    opened.check()
+
+
+def test_slices_planes_and_overlay_by_key_wheel_and_button(
+    pages: dict[str, Path], segmented: Path, open_page: Open
+) -> None:
+    opened = open_page(pages["segmentation"])
+    page, panels, output = opened.page, opened.page.locator(".panels"), opened.page.locator("output")
+    page.wait_for_function("document.querySelector('output').textContent.includes('/')")
+    index = json.loads((segmented / "previews" / "index.json").read_text())
+    shape = index["cases"][0]["shape"]
+
+    def place() -> tuple[int, int]:
+        at, count = output.text_content().split(" / ")
+        return int(at), int(count)
+
+    def canvas(number: int = 0) -> np.ndarray:
+        url = page.locator(".panels canvas").nth(number).evaluate("node => node.toDataURL()")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+
+    first, count = place()
+    assert count == shape[2]
+    panels.focus()
+    page.keyboard.press("ArrowDown")
+    assert place() == (first - 1, count)
+    page.keyboard.press("ArrowUp")
+    panels.hover()
+    page.mouse.wheel(0, 120)
+    page.wait_for_function("at => document.querySelector('output').textContent.startsWith(at)", arg=str(first + 1))
+    page.keyboard.press("ArrowDown")
+    assert place() == (first, count)
+
+    page.locator("input[aria-label=Opacity]").evaluate(
+        "node => { node.value = 1; node.dispatchEvent(new Event('input')); }"
+    )
+    shown = canvas()
+    tinted = np.all(np.abs(shown.astype(int) - FIRST_TINT) < 3, axis=2).mean()
+    assert tinted == pytest.approx(_share_of_label(segmented, index["cases"][0], first - 1, shown.shape), rel=0.08)
+    page.keyboard.press("o")
+    assert not np.array_equal(canvas(), shown)
+    overlay = page.get_by_role("button", name="Overlay")
+    assert overlay.get_attribute("aria-pressed") == "false"
+    overlay.click()
+    assert np.array_equal(canvas(), shown)
+
+    page.get_by_label("Plane").select_option("sagittal")
+    assert place()[1] == shape[0]
+    page.get_by_label("View").select_option("errors")
+    assert page.locator(".panels figcaption").all_text_contents() == ["image", "errors"]
+    panels.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.viewer select').value === '1'")
+    opened.check()
+
+
+def _share_of_label(run: Path, about: dict[str, object], slice_: int, shape: tuple[int, ...]) -> float:
+    """Of the panel, as the PNG has it."""
+    sheet = np.asarray(Image.open(run / "previews" / str(about["codes"])))
+    x, y, _ = about["shape"]
+    row, column = divmod(slice_, about["columns"])
+    label = sheet[row * y : (row + 1) * y, column * x : (column + 1) * x]
+    height, width, _ = shape
+    side = min(width / x, height / y)
+    return float((label > 0).sum()) * side * side / (height * width)
+
+
+def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["segmentation"])
+    plot = opened.page.locator(".plot").first
+    plot.scroll_into_view_if_needed()
+    ticks = plot.locator("text").all_text_contents
+    before, box = ticks(), plot.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    opened.page.mouse.move(box["x"] + box["width"] * 0.4, y)
+    assert "loss" in opened.page.locator(".tip").text_content()
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + box["width"] * 0.7, y, steps=4)
+    opened.page.mouse.up()
+    assert ticks() != before
+    assert plot.get_by_role("button", name="Show all").is_visible()
+    plot.locator("svg").dblclick(position={"x": 100, "y": 60})
+    assert ticks() == before
+
+    compared = open_page(pages["comparison"])
+    curves = compared.page.locator(".plot").first.locator("path.curve")
+    count = curves.count()
+    compared.page.locator(".legend").first.get_by_role("button").first.click()
+    assert curves.count() < count
+    opened.check()
+    compared.check()
+
+
+def test_the_theme_follows_the_system_and_the_button(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["scale"], colours="dark")
+
+    def is_dark() -> bool:
+        colour = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return int(colour.partition("(")[2].split(",")[0]) < 100
+
+    assert is_dark()
+    opened.page.get_by_role("button", name="Change to light colours").click()
+    assert not is_dark()
+    opened.page.get_by_role("button", name="Change to dark colours").click()
+    assert is_dark()
+    opened.check()
+
+
+def test_hostile_names_stay_text(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["hostile"])
+    assert opened.page.title().startswith("<img src=x onerror=alert(1)>")
+    assert opened.page.locator("img, iframe, object, embed, [onerror], [onclick]").count() == 0
+    assert opened.page.locator("script").count() == 2
+    case = opened.page.locator("td", has_text="onerror").first
+    assert case.evaluate("node => node.textContent") == HOSTILE
+    policy = opened.page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    opened.check()
+    refused = opened.page.evaluate("fetch('https://example.invalid/').then(() => 'went', () => 'refused')")
+    assert refused == "refused"

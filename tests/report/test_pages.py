@@ -1,0 +1,142 @@
+"""What pages are made of: their curves against oracles, their size, and that nothing in them can become markup."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lifelines import KaplanMeierFitter
+from sklearn.metrics import roc_auc_score
+
+from conftest import Cli
+from report.pages import train_segmentation
+from voxscale.infer.previews import TOTAL_BYTES, make_preview
+from voxscale.report.outcome_plots import roc_curve, survival_curve
+from voxscale.report.page import as_script_data
+from voxscale.report.write import write_report
+
+PAGE_LIMIT = 15_000_000
+
+
+@pytest.fixture(scope="module")
+def trained(cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_segmentation(cli_here, tmp_path_factory.mktemp("trained"), dataset, "balls")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run-copy", symlinks=True))
+
+
+def test_survival_is_that_of_lifelines() -> None:
+    random = np.random.default_rng(0)
+    times, events = random.integers(1, 30, 80).astype(float), random.random(80) < 0.4
+    x, y, at_risk = survival_curve(times.tolist(), events.tolist())
+    expected = KaplanMeierFitter().fit(times, events)
+    assert y == pytest.approx(expected.predict(x).tolist())
+    assert at_risk[1:] == expected.event_table["at_risk"].tolist()[1:]
+
+
+def test_roc_is_that_of_scikit_learn() -> None:
+    random = np.random.default_rng(1)
+    score, truth = random.integers(0, 12, 60) / 12, random.random(60) < 0.5
+    x, y, area = roc_curve(truth.tolist(), score.tolist())
+    assert area == pytest.approx(roc_auc_score(truth, score))
+    assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
+
+
+@given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False), st.lists))
+def test_no_sign_of_the_data_can_end_its_element(content: object) -> None:
+    text = as_script_data(content)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == content
+
+
+def test_numbers_that_are_none_and_names_that_are_no_text_can_stand_in_a_page() -> None:
+    assert json.loads(as_script_data([float("nan"), float("inf"), "a\ud800b"])) == [None, None, "a?b"]
+
+
+def test_the_page_of_twenty_cases_stays_small(run: Path) -> None:
+    """Noise, which no format makes smaller, of several channels."""
+    random = np.random.default_rng(2)
+    noise = random.standard_normal((4, 100, 110, 90), np.float32)
+    codes = (random.integers(0, 3, (100, 110, 90)).astype(np.uint8),) * 2
+    preview = make_preview(noise, codes, (1.0, 1.0, 2.0))
+    assert TOTAL_BYTES / 40 < preview.nbytes <= TOTAL_BYTES / 20
+    about = {**preview.about, "split": "val", "image": "0000.jpg", "codes": "0000.png"}
+    (run / "previews" / "0000.jpg").write_bytes(preview.image)
+    (run / "previews" / "0000.png").write_bytes(preview.codes or b"")
+    index = {"schema": 1, "classes": ["a"], "exclusive": True}
+    index["cases"] = [{**about, "case": str(number)} for number in range(20)]
+    (run / "previews" / "index.json").write_text(json.dumps(index))
+    size = write_report([run]).stat().st_size
+    assert 20 * preview.nbytes * 4 / 3 < size < PAGE_LIMIT
+
+
+def test_of_a_preview_blocks_are_averaged_and_classes_sampled() -> None:
+    image = np.zeros((1, 200, 4, 3), np.float32)
+    image[0, 100:] = 1.0
+    codes = np.zeros((200, 4, 3), np.uint8)
+    codes[150:] = 2
+    about = make_preview(image, (codes, codes), (0.5, 1.0, 2.0)).about
+    assert (about["shape"], about["reduced"]) == ([67, 4, 3], [3, 1, 1])
+    assert about["spacing_mm"] == [1.5, 1.0, 2.0]
+
+
+@pytest.mark.ranks
+def test_previews_do_not_depend_on_ranks(run: Path, cli_here: Cli) -> None:
+    for devices in (1, 2):
+        assert cli_here("evaluate", run, "--devices", devices, "--name", f"on-{devices}").code == 0
+    one, two = (run / "evaluations" / f"on-{devices}" / "previews" for devices in (1, 2))
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in two.iterdir())
+    assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
+    assert json.loads((one / "index.json").read_text())["cases"][0]["case"] == _worst(run)
+    assert "Evaluation on-2" in (run / "report.html").read_text()
+
+
+def _worst(run: Path) -> str:
+    header, *rows = [line.split(",") for line in (run / "cases.csv").read_text().splitlines()]
+    return min(rows, key=lambda row: float(row[header.index("dice/mean")]))[0]
+
+
+def test_a_page_that_cannot_be_written_is_a_warning_at_the_end_of_work(run: Path, cli_here: Cli) -> None:
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    (run / "report.html" / "here").touch()
+    done = cli_here("evaluate", run, "--json")
+    assert (done.code, done.json["report"]) == (0, None)
+    assert "warning: the report was not written" in done.err
+    assert cli_here("report", run).code == 4
+
+
+def test_what_is_damaged_or_unfinished_is_left_out(run: Path, cli_here: Cli) -> None:
+    for name in ("metrics.json", "cases.csv", "previews/index.json", "plan.json"):
+        (run / name).write_text('{"half')
+    (run / "plan.json").write_text("{}")
+    done = cli_here("report", run, "--json")
+    assert done.code == 0, done.err
+    text = Path(done.json["report"]).read_text()
+    assert '"state":"interrupted"' in text and "the same command continues it" in text
+
+
+def test_a_page_names_no_folders_and_no_patients(run: Path) -> None:
+    (run / "cases.csv").write_text((run / "cases.csv").read_text().replace(",val", "-jane-doe,val"))
+    text = write_report([run]).read_text()
+    assert "jane-doe" not in text
+    assert str(run.parent) not in text and "pairs" in text
+
+
+def test_the_same_folder_gives_the_same_page(run: Path) -> None:
+    assert write_report([run]).read_bytes() == write_report([run]).read_bytes()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, cli_here: Cli) -> None:
+    done = cli_here("report", tmp_path, "--json")
+    assert (done.code, done.json["error"]["code"]) == (2, "config")
+    assert done.json["error"]["message"].endswith("not a run folder")
