@@ -1,0 +1,1 @@
+"""Trained runs for others: as a MONAI bundle, which runs without voxscale."""
