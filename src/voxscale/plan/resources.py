@@ -63,6 +63,13 @@ def resolve(config: Config, machine: Machine, *, devices: int, nodes: int = 1) -
     return config.model_copy(update=sections)
 
 
+def with_threads(config: Config, cpus: int, *, devices: int) -> Config:
+    """The config with the threads of a rank settled as for so many ranks on a node, so that fewer have no more each."""
+    if config.train.threads != "auto":
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"threads": max(1, cpus // devices)})})
+
+
 def _read_count(asked: str) -> tuple[int, str]:
     """Devices of each node, and the flag that asks for them."""
     if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):

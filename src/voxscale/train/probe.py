@@ -44,6 +44,14 @@ _LONGEST_S = 600.0
 
 def settle(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
     """The job with nothing left `auto`, its config written, and what was chosen in words. All ranks call it."""
+    settled, chosen = choose(job, environ)
+    if settled is not job and job.world.is_main:
+        write_text(job.run.config, render_config(settled.config))
+    return settled, chosen
+
+
+def choose(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The job with nothing left `auto`, and what was chosen in words. All ranks call it."""
     train = job.config.train
     if "auto" not in (train.precision, train.compile, train.channels_last):
         return job, ""
@@ -53,10 +61,8 @@ def settle(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
         chosen, step_s = choose_compute(job, environ)
     (settled, *_) = gather_records([_fields(chosen)] if job.world.is_main else [], job.world, job.device)
     job = job.settled(settled)
-    if job.world.is_main:
-        write_text(job.run.config, render_config(job.config))
     compared = ", ".join(f"{name} {seconds:.3g}" for name, seconds in step_s.items())
-    return job, f"computing in {_name(chosen)} (seconds a step: {compared})" if compared else ""
+    return job, f"computing in {describe_compute(chosen)} (seconds a step: {compared})" if compared else ""
 
 
 def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[str, float]]:
@@ -74,12 +80,12 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
     if once * num_steps < _WORTH_MEASURING_S:
         return chosen, {}
     best = _measure_apart(job, chosen, environ)
-    tried = {_name(chosen): best}
+    tried = {describe_compute(chosen): best}
     for change in _changes(job.config, job.device):
         if "compile" in change and best * num_steps < _WORTH_COMPILING_S:
             continue
         way = replace(chosen, **change)
-        took = tried[_name(way)] = _measure_apart(job, way, environ)
+        took = tried[describe_compute(way)] = _measure_apart(job, way, environ)
         if took < best * (1 - _LEAST_GAIN):
             chosen, best = way, took
     return chosen, {name: seconds for name, seconds in tried.items() if math.isfinite(seconds)}
@@ -146,7 +152,7 @@ def _fields(way: Compute) -> dict[str, Any]:
     return {"precision": way.precision, "compile": way.compile, "channels_last": way.channels_last}
 
 
-def _name(way: Compute) -> str:
+def describe_compute(way: Compute) -> str:
     extras = [("channels-last", way.channels_last), ("compiled", way.compile)]
     return " ".join([way.precision, *(name for name, used in extras if used)])
 

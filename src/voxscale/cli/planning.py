@@ -1,0 +1,167 @@
+"""Verbs that say what a run will take, and measure it."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from voxscale.cli.options import Anywhere, ConfigPath, Debug, Devices, Json, Nodes, Overrides, RayAddress, SiteName
+from voxscale.command import answer
+
+
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    nodes: Nodes = None,
+    devices: Devices = "auto",
+    site: SiteName = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU",
+            help="A GPU that is not here, such as a100: by its published figures; default: the site's gpus.type.",
+            show_default=False,
+        ),
+    ] = None,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Measure nothing: take what was measured before.")
+    ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="devices=8..4096", help="Simulate so many devices, beside published figures.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw what is simulated.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a run will take before it is submitted: memory, disk, time, speed-up, and what to ask for.
+
+    Steps are measured on this machine for some seconds, once; more devices and nodes are reckoned from that. GPUs that
+    are not here are looked up in a table of published figures.
+    """
+    from voxscale.config.site import read_site
+    from voxscale.launch.given import apart_from_site, config_or_data
+    from voxscale.launch.planning import forecast_run
+    from voxscale.plan.curve import parse_range, simulate_curve
+    from voxscale.plan.published import PUBLISHED
+    from voxscale.plan.simulate import ASSUMPTIONS
+    from voxscale.report.forecast import render_forecast
+    from voxscale.report.simulation import plot_simulation, render_simulation
+    from voxscale.search.makespan import simulate_trials
+
+    of_config, of_site = apart_from_site(overrides)
+    worlds = parse_range(simulate) if simulate is not None else []
+    say = partial(print, file=sys.stderr)
+    settled = config_or_data(config, of_config, os.environ, say=say)
+    profile = read_site(site, os.environ, of_site)
+    forecast = forecast_run(
+        settled,
+        os.environ,
+        profile,
+        nodes=nodes or 1,
+        devices=devices,
+        device=device,
+        probe=not no_probe,
+        say=say,
+    )
+    if simulate is None:
+        answer(as_json, forecast.as_json(), render_forecast(forecast))
+        return
+    per_node = profile.gpus.per_node or forecast.layout.devices
+    simulated = simulate_curve(forecast.costs, forecast.links, worlds, per_node=per_node)
+    content = {
+        "assumptions": [*ASSUMPTIONS, *forecast.assumptions],
+        "rows": [point.as_json() for point in simulated],
+        "search": simulate_trials(settled.search, forecast.plan, forecast.costs.step_s, worlds),
+        "published": [vars(point) for point in PUBLISHED],
+        "basis": forecast.costs.basis,
+        "confidence": "low",
+    }
+    if plot is not None:
+        plot_simulation(content, plot)
+    answer(as_json, content, render_simulation(content))
+
+
+def scale(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="CONFIG [KEY=VALUE...]", help="A config or data, or with --script a script's words."),
+    ],
+    worlds: Annotated[
+        str, typer.Option(metavar="NxD,…", help="Nodes × devices of each, in the order of their size.")
+    ] = "1x1,1x2",
+    script: Annotated[
+        bool, typer.Option("--script", help="The words are a script of yours and its arguments: compare wall times.")
+    ] = False,
+    on: Anywhere = "local",
+    site: SiteName = None,
+    address: RayAddress = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder for what is measured; default: runs/ and the name, with -scale."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="About how long each world is measured.")] = 10,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how training scales over nodes and devices, and what holds it back.
+
+    Each world takes real steps for some seconds: with the config's own batch, and with one that grows with the world.
+    A user's own script runs to its end on each world; its wall times are compared.
+    """
+    from voxscale.files import write_json
+    from voxscale.launch.given import apart_from_site, config_or_data, default_run
+    from voxscale.launch.scaling import (
+        OWN_BATCH,
+        cpus_on,
+        launch_on,
+        measure_on,
+        open_folder,
+        parse_worlds,
+        refuse_misplaced,
+        scale_config,
+        scale_script,
+    )
+    from voxscale.plan.scaling import find_bottleneck
+    from voxscale.report.scaling import plot_speedup, render_scaling, render_times
+    from voxscale.report.write import refresh_report, seen_in
+    from voxscale.runs import ScaleFolder
+
+    say = partial(print, file=sys.stderr)
+    layouts = parse_worlds(worlds)
+    of_config, of_site = apart_from_site(() if script else words[1:])
+    refuse_misplaced(on, layouts, os.environ, site=site, of_site=of_site, address=address)
+    given = Path(words[0])
+    default = default_run(given)
+    root = (run or default.with_name(f"{default.name}-scale")).resolve()
+    open_folder(root, fresh=fresh)
+    if script:
+        say(f"warning: {OWN_BATCH}")
+        launch = launch_on(on, words, os.environ, site=site, address=address, as_json=as_json)
+        rows = scale_script(words, layouts, root, launch, on=on, environ=os.environ, say=say)
+        content: dict[str, Any] = {"rows": rows}
+        text = render_times(rows)
+    else:
+        settled = config_or_data(given, of_config, os.environ, say=say)
+        measure = measure_on(on, os.environ, site=site, of_site=of_site, address=address)
+        cpus = cpus_on(on, layouts, os.environ, address)
+        measured = scale_config(
+            settled, layouts, root, measure, on=on, environ=os.environ, cpus=cpus, seconds=seconds, say=say
+        )
+        rows, bottleneck = [row.as_json() for row in measured], find_bottleneck(measured)
+        content = {"rows": rows, "bottleneck": bottleneck}
+        text = render_scaling(rows, bottleneck)
+    folder = ScaleFolder(root)
+    plot_speedup(rows, folder.plot, title=given.stem)
+    write_json(folder.content, content)
+    page = refresh_report(root)
+    content |= {"plot": str(folder.plot), "report": str(page) if page else None}
+    answer(as_json, {"run": str(root), **content}, f"{text}\nwrote {folder.plot}{seen_in(page)}")

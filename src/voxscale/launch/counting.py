@@ -1,0 +1,63 @@
+"""What the network of a config does to a patch: counted once, without computing anything, and kept beside the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from voxscale.config.load import identity
+from voxscale.config.schema import Config
+from voxscale.data.build import store_root
+from voxscale.data.cases import VAL
+from voxscale.data.outcomes import make_outcomes
+from voxscale.files import read_json, write_json
+from voxscale.launch.folder import OpenedRun
+from voxscale.plan.costs import SCHEMA_VERSION
+from voxscale.plan.devices import Network
+from voxscale.plan.plan import Plan
+
+
+def find_network(config: Config, plan: Plan, environ: Mapping[str, str]) -> Network | None:
+    """What was counted before."""
+    try:
+        return Network(**read_json(_kept(config, plan, environ)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def count_network_of(config: Config, plan: Plan, opened: OpenedRun, environ: Mapping[str, str]) -> Network:
+    """Count, and keep what was found."""
+    from voxscale.tasks import Task, build_outcome_task, build_task
+    from voxscale.train.count import count_network
+
+    outcomes = make_outcomes(config, opened.cases) if config.predicts_outcomes else None
+    task: Task = build_task(config, opened.store) if outcomes is None else build_outcome_task(config, outcomes)
+    network = count_network(config, plan, task, outcomes)
+    write_json(_kept(config, plan, environ), network.as_json())
+    return network
+
+
+def windows_of_case(config: Config, plan: Plan, opened: OpenedRun) -> float:
+    """How many patches' worth of computing a validation case of middle size takes."""
+    if config.predicts_outcomes:
+        return 1.0
+    from voxscale.infer.windows import starts
+
+    shapes = sorted(opened.store.shape(opened.store.row(case.id)) for case in opened.cases if case.split == VAL)
+    if not shapes:
+        return 0.0
+    options = config.validation
+    count, voxels = 8 if options.mirror else 1, 1.0
+    window = options.window or plan.patch
+    for length, size, patch in zip(shapes[len(shapes) // 2], window, plan.patch, strict=True):
+        count *= len(starts(length, size, options.overlap))
+        voxels *= size / patch
+    return count * voxels
+
+
+def _kept(config: Config, plan: Plan, environ: Mapping[str, str]) -> Path:
+    facts = ["network", SCHEMA_VERSION, identity(config), plan.patch, plan.channels, plan.labels, plan.data_sha256]
+    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return store_root(config.data, environ) / "costs" / f"network-{name}.json"

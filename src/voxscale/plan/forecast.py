@@ -1,0 +1,142 @@
+"""The forecast that `voxscale plan` gives: what a run will need and take, and what to ask a cluster for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from voxscale.config.schema import Config
+from voxscale.plan.costs import Costs
+from voxscale.plan.fitting import GB, Given, Problem, refuse_unfit
+from voxscale.plan.links import Links
+from voxscale.plan.plan import Plan
+from voxscale.plan.predict import Confidence, Layout, Memory, Times, predict_memory, predict_times
+
+_WORTH = 0.7  # of perfect speed-up: fewer devices are better shared with others
+# Asked for beyond what is expected, the less sure that is.
+_SPARE_MEMORY: Mapping[Confidence, float] = {"high": 1.25, "medium": 1.5, "low": 2.0}
+_SPARE_TIME: Mapping[Confidence, float] = {"high": 1.5, "medium": 2.0, "low": 4.0}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to ask a cluster for."""
+
+    nodes: int
+    devices: int
+    cpus_per_task: int
+    memory: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    layout: Layout
+    plan: Plan
+    times: Times
+    curve: tuple[Times, ...]  # of 1, 2, 4 … devices up to the layout
+    memory: Memory
+    disk: Mapping[str, int]
+    request: Request
+    recommended: Layout
+    costs: Costs
+    links: Links
+    is_here: bool = True  # what the costs were measured on
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> dict[str, float]:
+        first = self.curve[0].patches_per_s
+        return {str(times.layout.world_size): times.patches_per_s / first for times in self.curve}
+
+    def as_json(self) -> dict[str, Any]:
+        step = self.times.step
+        return {
+            "layout": str(self.layout),
+            "memory": {f"{name}_bytes": value for name, value in asdict(self.memory).items()},
+            "disk_bytes": dict(self.disk),
+            "step_s": {"data": step.data_s, "compute": step.compute_s, "communication": step.communication_s},
+            "steps": self.plan.num_steps,
+            "epoch_s": self.times.epoch_s,
+            "validation_s": self.times.validation_s,
+            "total_s": self.times.total_s,
+            "device_hours": self.times.device_hours,
+            "speedup": self.speedup,
+            "efficiency": {world: gain / int(world) for world, gain in self.speedup.items()},
+            "request": asdict(self.request),
+            "recommended": str(self.recommended),
+            "basis": self.costs.basis,
+            "confidence": self.times.confidence,
+            "rests_on": asdict(self.costs),
+            "links": asdict(self.links),
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+        }
+
+
+def make_forecast(
+    config: Config,
+    plans: Mapping[Layout, Plan],
+    measured: Sequence[Costs],
+    links: Links,
+    given: Given,
+    *,
+    store_bytes: int,
+    shared_bytes: int,
+    signal_s: int = 0,
+    assumptions: tuple[str, ...] = (),
+    is_here: bool = True,
+    problems: Sequence[Problem] = (),
+) -> Forecast:
+    """`plans` are of 1, 2, 4 … devices, the last of the layout asked for. Raises all that cannot work.
+
+    `signal_s` seconds before its end a job is told to save: these are asked for, too. `problems` were found before.
+    """
+    curve = tuple(predict_times(plan, layout, measured, links) for layout, plan in plans.items())
+    layout, plan = list(plans.items())[-1]
+    memory = predict_memory(plan, layout, measured, shared=shared_bytes)
+    refuse_unfit(plan, layout, memory, given, others=problems)
+    first = curve[0]
+    worth = [
+        times.layout for times in curve if times.patches_per_s >= _WORTH * times.layout.world_size * first.patches_per_s
+    ]
+    kept = config.checkpoint.keep + 2  # beside last and best
+    checkpoint = memory.weights + memory.optimizer
+    warnings = []
+    if worth[-1] != layout:
+        warnings.append(
+            f"{layout} uses {curve[-1].patches_per_s / first.patches_per_s / layout.world_size:.0%} of its devices; "
+            f"{worth[-1]} is the most that is used by {_WORTH:.0%}"
+        )
+    return Forecast(
+        layout=layout,
+        plan=plan,
+        times=curve[-1],
+        curve=curve,
+        memory=memory,
+        disk={"store": store_bytes, "checkpoints": kept * checkpoint},
+        request=_request(layout, curve[-1], memory, given, signal_s),
+        recommended=worth[-1],
+        costs=measured[-1],
+        links=links,
+        is_here=is_here,
+        assumptions=assumptions,
+        warnings=tuple(warnings),
+    )
+
+
+def _request(layout: Layout, times: Times, memory: Memory, given: Given, signal_s: int) -> Request:
+    gigabytes = math.ceil(memory.node * _SPARE_MEMORY[times.confidence] / GB)
+    minutes = math.ceil((times.total_s * _SPARE_TIME[times.confidence] + signal_s) / 60 / 5) * 5
+    days, rest = divmod(minutes, 24 * 60)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return Request(
+        nodes=layout.nodes,
+        devices=layout.devices,
+        cpus_per_task=layout.devices * given.cpus_per_device,
+        memory=f"{gigabytes}G",
+        time=f"{days}-{clock}" if days else clock,
+    )

@@ -1,0 +1,133 @@
+"""What a run will take: time, memory and disk, from what a step costs. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from voxscale.plan.costs import Costs
+from voxscale.plan.links import Links
+from voxscale.plan.plan import Plan
+from voxscale.plan.simulate import StepTime, Work, simulate_step
+
+Confidence = Literal["high", "medium", "low"]
+_START_S = 15.0  # imports, the meeting of the ranks, opening the store
+LAUNCHER_BYTES = 190 << 20  # of the process on each node that starts several ranks, as seen with torch 2.13
+_FAR = 8  # times the measured ranks: beyond, a figure is little more than a guess
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes × devices of each."""
+
+    nodes: int
+    devices: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.devices
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.devices}"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a run on one layout; `step_s` by what they are spent on."""
+
+    layout: Layout
+    step: StepTime
+    epoch_s: float
+    validation_s: float  # each
+    total_s: float
+    patches_per_s: float
+    confidence: Confidence
+
+    @property
+    def device_hours(self) -> float:
+        return self.total_s * self.layout.world_size / 3600
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: of one device, and of a node. On CPUs the devices' memory is the node's."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    patches: int  # of a micro-batch, on its way through the network and back
+    window: int  # of validating a case
+    activations: int  # the larger of both
+    device: int
+    process: int  # of one rank, beside the network
+    shared: int  # of a node, for all its ranks
+    node: int
+
+
+def predict_times(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links) -> Times:
+    """Of a run as `plan` has it on that layout; `measured` are costs of the same config, of any worlds."""
+    step, confidence = _step_of(plan, layout, measured, links)
+    case_s = closest(layout, measured).validate_case_s or 0.0
+    validation_s = -(-plan.num_val // layout.world_size) * case_s
+    validations = -(-plan.num_steps // plan.validate_every_steps) + 1  # the best is measured once more, at the end
+    return Times(
+        layout=layout,
+        step=step,
+        epoch_s=plan.steps_per_epoch * step.step_s,
+        validation_s=validation_s,
+        total_s=_START_S + plan.num_steps * step.step_s + validations * validation_s,
+        patches_per_s=plan.global_batch / step.step_s,
+        confidence=confidence,
+    )
+
+
+def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, shared: int = 0) -> Memory:
+    """`shared` bytes are held once by each node, such as a cache of cases."""
+    costs = closest(layout, measured)
+    patches = round(costs.activation_bytes * plan.micro_batch / costs.micro_batch)
+    activations = max(patches, costs.window_bytes)
+    device = costs.model_bytes + activations
+    process = costs.rest_bytes if costs.device_training_bytes is None else costs.training_bytes
+    of_rank = process + (0 if costs.on_gpu else device)
+    return Memory(
+        weights=costs.weights_bytes,
+        gradients=costs.gradient_bytes,
+        optimizer=costs.optimizer_bytes,
+        patches=patches,
+        window=costs.window_bytes,
+        activations=activations,
+        device=device,
+        process=process,
+        shared=shared,
+        node=layout.devices * of_rank + shared + (LAUNCHER_BYTES if layout.world_size > 1 else 0),
+    )
+
+
+def closest(layout: Layout, measured: Sequence[Costs]) -> Costs:
+    """The costs that say most of a layout: of as many ranks, or else of the most."""
+    same = [costs for costs in measured if costs.world_size == layout.world_size and costs.nodes == layout.nodes]
+    return same[0] if same else max(measured, key=lambda costs: costs.world_size)
+
+
+def _step_of(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links) -> tuple[StepTime, Confidence]:
+    costs = closest(layout, measured)
+    patches = plan.micro_batch * plan.accumulate
+    scale = patches / costs.patches
+    if (costs.world_size, costs.nodes, scale) == (layout.world_size, layout.nodes, 1.0):
+        step = StepTime(costs.data_s, costs.compute_s, costs.communication_s)
+        return step, "high" if costs.basis == "probe" else "low"
+    compute_s = costs.compute_s * scale * _crowding(layout, costs)
+    data_s = max(0.0, costs.load_s * scale - compute_s) if costs.on_gpu else costs.data_s * scale
+    work = Work(compute_s, data_s, costs.gradient_bytes, costs.spread)
+    step = simulate_step(work, links, nodes=layout.nodes, devices=layout.devices)
+    is_near = layout.world_size <= _FAR * costs.world_size and (layout.nodes == 1 or links.between.basis != "assumed")
+    return step, "medium" if costs.basis == "probe" and is_near else "low"
+
+
+def _crowding(layout: Layout, costs: Costs) -> float:
+    """How much slower ranks are that have to share CPUs."""
+    if costs.on_gpu:
+        return 1.0
+    before = max(1.0, costs.world_size / costs.nodes * costs.threads / costs.cpus)
+    return max(1.0, layout.devices * costs.threads / costs.cpus) / before

@@ -1,0 +1,194 @@
+"""What a run will take, from what a step costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from voxscale.config.site import Interconnect
+from voxscale.errors import ConfigError
+from voxscale.plan.costs import Costs
+from voxscale.plan.fitting import GB, Given, Problem, idle_problem, refuse_unfit
+from voxscale.plan.links import Link, Links, buckets_of, choose_links, exposed_s
+from voxscale.plan.plan import Plan
+from voxscale.plan.predict import LAUNCHER_BYTES, Layout, predict_memory, predict_times
+from voxscale.plan.simulate import Work, simulate_step
+
+COSTS = Costs(
+    basis="probe",
+    device="x86_64 CPU",
+    on_gpu=False,
+    world_size=1,
+    nodes=1,
+    threads=1,
+    cpus=64,
+    computing="fp32",
+    micro_batch=4,
+    accumulate=1,
+    global_batch=4,
+    data_s=0.1,
+    compute_s=2.0,
+    communication_s=0.0,
+    load_s=0.4,
+    spread=0.0,
+    validate_case_s=3.0,
+    weights_bytes=100,
+    gradient_bytes=100,
+    optimizer_bytes=200,
+    rest_bytes=1000,
+    training_bytes=1000 + 400 + 800,
+    validating_bytes=1000 + 400 + 500,
+    device_training_bytes=None,
+    device_validating_bytes=None,
+    device_bytes=None,
+    all_reduce_gb_s=None,
+)
+FAST = Links(Link(1e6, 1e-6, "measured"), Link(1e6, 1e-6, "site"))
+PLAN = Plan(
+    world_size=1,
+    global_batch=4,
+    micro_batch=4,
+    accumulate=1,
+    num_train=40,
+    num_val=5,
+    steps_per_epoch=10,
+    num_steps=100,
+    validate_every_steps=20,
+    patch=(16, 16, 16),
+    stream="global",
+    channels=1,
+    labels=(0, 1),
+    store="",
+    config_sha256="",
+    data_sha256="",
+)
+
+
+def on(world_size: int) -> Plan:
+    return replace(PLAN, world_size=world_size, micro_batch=4 // world_size)
+
+
+def test_what_was_measured_is_taken_as_it_is() -> None:
+    times = predict_times(PLAN, Layout(1, 1), [COSTS], FAST)
+    assert times.step.step_s == pytest.approx(2.1)
+    assert times.confidence == "high"
+    assert times.epoch_s == pytest.approx(21.0)
+    assert times.validation_s == 15.0
+    assert times.total_s == pytest.approx(15 + 210 + 6 * 15)
+    assert times.device_hours == pytest.approx(times.total_s / 3600)
+
+
+def test_ranks_share_the_batch_and_the_validation() -> None:
+    times = predict_times(on(4), Layout(1, 4), [COSTS], FAST)
+    assert times.step.compute_s == pytest.approx(0.5)
+    assert times.step.communication_s == pytest.approx(0.0, abs=1e-6)
+    assert times.validation_s == 6.0
+    assert times.confidence == "medium"
+
+
+def test_the_nearest_measurement_counts() -> None:
+    two = replace(COSTS, world_size=2, micro_batch=2, compute_s=1.2, communication_s=0.3, data_s=0.0)
+    times = predict_times(on(2), Layout(1, 2), [COSTS, two], FAST)
+    assert (times.step.compute_s, times.step.communication_s, times.confidence) == (1.2, 0.3, "high")
+    other_nodes = predict_times(on(2), Layout(2, 1), [COSTS, two], FAST)
+    assert other_nodes.confidence == "medium"
+    assert other_nodes.step.compute_s == pytest.approx(1.2), "with what ranks beside each other lose"
+
+
+def test_ranks_that_share_cpus_are_slower() -> None:
+    two_cpus = replace(COSTS, cpus=2)
+    times = predict_times(on(4), Layout(1, 4), [two_cpus], FAST)
+    assert times.step.compute_s == pytest.approx(1.0)
+
+
+def test_far_worlds_and_unknown_networks_are_little_trusted() -> None:
+    assert predict_times(on(4), Layout(1, 4), [COSTS], FAST).confidence == "medium"
+    wide = replace(PLAN, world_size=16, global_batch=16, micro_batch=1)
+    assert predict_times(wide, Layout(1, 16), [COSTS], FAST).confidence == "low"
+    unknown = choose_links(Interconnect(), measured_gb_s=None)
+    assert predict_times(on(2), Layout(2, 1), [COSTS], unknown).confidence == "low"
+    assert predict_times(PLAN, Layout(1, 1), [replace(COSTS, basis="table")], FAST).confidence == "low"
+
+
+def test_a_gpu_waits_only_for_what_loading_takes_longer_than_computing() -> None:
+    gpu = replace(COSTS, on_gpu=True, device_training_bytes=1200, device_validating_bytes=900, load_s=2.5)
+    assert predict_times(on(2), Layout(1, 2), [gpu], FAST).step.data_s == pytest.approx(0.25)
+    quick = replace(gpu, load_s=1.0)
+    assert predict_times(on(2), Layout(1, 2), [quick], FAST).step.data_s == 0.0
+
+
+def test_memory_grows_with_the_patches_and_not_below_what_validating_takes() -> None:
+    whole = predict_memory(PLAN, Layout(1, 1), [COSTS])
+    assert (whole.activations, whole.device, whole.node) == (800, 1200, 2200)
+    half = predict_memory(on(2), Layout(1, 2), [COSTS], shared=50)
+    assert (half.activations, half.node) == (500, 2 * (1000 + 900) + 50 + LAUNCHER_BYTES)
+    gpu = replace(COSTS, on_gpu=True, device_training_bytes=1200, device_validating_bytes=900)
+    of_gpu = predict_memory(PLAN, Layout(1, 1), [gpu])
+    assert (of_gpu.activations, of_gpu.device, of_gpu.node) == (800, 1200, 2200)
+
+
+def test_what_does_not_fit_is_refused_all_at_once_with_the_change_that_would() -> None:
+    memory = predict_memory(PLAN, Layout(1, 8), [COSTS], shared=3 * GB)
+    given = Given(device_bytes=900, node_bytes=GB, shared_bytes=GB, cpus_per_device=4)
+    with pytest.raises(ConfigError) as refused:
+        refuse_unfit(PLAN, Layout(1, 8), memory, given)
+    text = refused.value.as_text()
+    for said in (
+        "4 patches of 16 × 16 × 16 at once",
+        "train.micro_batch=2, which gives the same result",
+        "data.cache.where host needs 3.0 GB",
+    ):
+        assert said in text
+    refuse_unfit(PLAN, Layout(1, 1), predict_memory(PLAN, Layout(1, 1), [COSTS]), replace(given, device_bytes=1200))
+    before = Problem("the batch does not divide", "take another")
+    with pytest.raises(ConfigError) as both:
+        refuse_unfit(PLAN, Layout(1, 8), memory, replace(given, devices_per_node=4), others=[before])
+    assert both.value.message.startswith("the batch does not divide\n--devices 8: found 4 on each node")
+    assert both.value.fix.startswith("take another; ask for --nodes 2 --devices 4; ")
+
+
+def test_a_window_that_does_not_fit_is_named_rather_than_the_batch() -> None:
+    wide = replace(COSTS, validating_bytes=1000 + 400 + 5000)
+    memory = predict_memory(PLAN, Layout(1, 1), [wide])
+    given = Given(device_bytes=2000, node_bytes=None, shared_bytes=None, cpus_per_device=4)
+    with pytest.raises(ConfigError, match="for validating a case") as refused:
+        refuse_unfit(PLAN, Layout(1, 1), memory, given)
+    assert "smaller validate.window" in refused.value.fix
+
+
+def test_devices_without_a_case_to_validate_are_refused() -> None:
+    assert idle_problem(PLAN, Layout(1, 4)) is None
+    assert idle_problem(replace(PLAN, num_val=0), Layout(1, 8)) is None
+    problem = idle_problem(PLAN, Layout(2, 4))
+    assert problem is not None
+    assert "found 5 validation cases for 8 devices" in problem.what
+    assert "at most 5 devices" in problem.fix
+
+
+def test_a_ring_sends_all_but_its_own_part_twice() -> None:
+    link = Link(gb_s=1.0, latency_us=0.0, basis="site")
+    assert link.all_reduce_s(1e9, 2) == pytest.approx(1.0)
+    assert link.all_reduce_s(1e9, 4) == pytest.approx(1.5)
+    assert link.all_reduce_s(1e9, 1) == 0.0
+    slow_start = Link(gb_s=1.0, latency_us=1e6, basis="site")
+    assert slow_start.all_reduce_s(0, 3) == pytest.approx(4.0)
+    inside_first = Links(link, Link(0.1, 0.0, "site"))
+    assert inside_first.all_reduce_s(1e9, 2, 4) == pytest.approx(1.5 + 1e9 / 4 / 0.1e9)
+
+
+def test_parts_are_sent_while_the_rest_is_computed() -> None:
+    assert buckets_of(60, 25) == [25, 25, 10]
+    assert exposed_s([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 3.0) == pytest.approx(0.5), "only the last is waited for"
+    assert exposed_s([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 3.0) == pytest.approx(4.0), "a slow network is always behind"
+    assert exposed_s([3.0], [0.0], 3.0) == 0.0
+
+
+def test_many_ranks_wait_for_the_slowest() -> None:
+    even = Work(compute_s=1.0, data_s=0.0, gradient_bytes=1000)
+    uneven = replace(even, spread=0.05)
+    waits = [simulate_step(uneven, FAST, nodes=1, devices=n).communication_s for n in (1, 2, 8, 512)]
+    assert waits[0] == 0.0
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(0.15, abs=0.05), "three deviations of a normal distribution"
+    assert simulate_step(even, FAST, nodes=1, devices=512).communication_s == pytest.approx(0.0, abs=1e-6)

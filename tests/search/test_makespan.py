@@ -1,0 +1,35 @@
+"""How long a search takes, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from voxscale.search.makespan import Trials, simulate_search
+
+
+def test_without_early_stopping_trials_fill_the_devices_in_rounds() -> None:
+    found = simulate_search(Trials(count=8, steps=10), 2.0, devices=3)
+    assert (found.seconds, found.steps) == (60.0, 80)
+    assert found.device_hours == pytest.approx(160 / 3600)
+
+
+def test_a_trial_may_need_several_devices() -> None:
+    assert simulate_search(Trials(count=4, steps=10), 1.0, devices=5, per_trial=2).seconds == 20.0
+    with pytest.raises(ValueError, match="a trial needs 2"):
+        simulate_search(Trials(count=4, steps=10), 1.0, devices=1, per_trial=2)
+
+
+def test_early_stopping_spends_fewer_steps_and_never_more() -> None:
+    whole = Trials(count=32, steps=90)
+    halved = Trials(count=32, steps=90, rungs=(10, 30))
+    for devices in (1, 2, 8, 32):
+        all_of_it, found = (simulate_search(each, 1.0, devices=devices) for each in (whole, halved))
+        assert found.steps < all_of_it.steps
+        assert found.seconds <= all_of_it.seconds
+    one_by_one = simulate_search(halved, 1.0, devices=1)
+    assert one_by_one.seconds == one_by_one.steps
+
+
+def test_devices_beyond_the_trials_change_nothing() -> None:
+    trials = Trials(count=4, steps=20, rungs=(5,))
+    assert simulate_search(trials, 1.0, devices=4) == simulate_search(trials, 1.0, devices=400)
