@@ -10,6 +10,7 @@ augmentation.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import statistics
@@ -63,6 +64,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     check_ms = (time.perf_counter() - checked) / len(store) * 1e3
     pipelines = {
         "ours.light": ours(config, store, options, "light"),
+        "ours.light_host": ours(config, store, options, "light", in_memory=True),
         "ours.full": ours(config, store, options, "full"),
         **monai_pipelines(options, scratch),
         "blosc2.fp32": bare_read(options, scratch),
@@ -82,6 +84,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     result: dict[str, Any] = {f"{name}_ms": round(value, 2) for name, value in medians.items()}
     result |= {
         "ratio.cache": round(medians["monai.cache"] / medians["ours.light"], 2),
+        "ratio.cache_to_host": round(medians["monai.cache"] / medians["ours.light_host"], 2),
         "ratio.persistent": round(medians["monai.persistent"] / medians["ours.light"], 2),
         "ratio.light_to_bare": round(medians["ours.light"] / medians["blosc2.fp32"], 3),
         "ratio.full_to_bare": round(medians["ours.full"] / medians["blosc2.fp32"], 3),
@@ -136,20 +139,28 @@ def prepare(config: Any, root: Path) -> Any:
     return build(find_cases(config.data, root), config.data, root, patch=config.patches.size, threads=2)
 
 
-def ours(config: Any, store: Any, options: argparse.Namespace, preset: str) -> Callable[[], Any]:
-    """One patch at a time, straight through a loader thread's work: sample, read, augment into the batch."""
+def ours(
+    config: Any, store: Any, options: argparse.Namespace, preset: str, *, in_memory: bool = False
+) -> Callable[[], Any]:
+    """One patch at a time, straight through a loader thread's work: sample, read, augment into the batch.
+
+    `in_memory` holds the cases decompressed, as `data.cache.where: host` does, and as `CacheDataset` has them.
+    """
     import numpy as np
     import torch
 
     from voxscale.config.training import AUGMENT_PRESETS
-    from voxscale.data.cache import FromStore
+    from voxscale.data.cache import FromHost, FromStore
     from voxscale.data.loader import PatchLoader
     from voxscale.data.sampler import PatchSampler, Stream
 
     stream = Stream(0, len(store), 1, 1)
-    sampler = PatchSampler(stream, store, np.arange(len(store), dtype=np.int32), config.patches.size, 0.0)
+    rows = np.arange(len(store), dtype=np.int32)
+    sampler = PatchSampler(stream, store, rows, config.patches.size, 0.0)
+    source = FromHost(store, lambda _: rows, f"bench-{os.getpid()}") if in_memory else FromStore(store)
+    atexit.register(source.close)
     loader = PatchLoader(
-        sampler=sampler, store=store, source=FromStore(store), size=config.patches.size,
+        sampler=sampler, store=store, source=source, size=config.patches.size,
         transforms=AUGMENT_PRESETS[preset], rank=0, world_size=1, micro_batch=1, device=torch.device("cpu"),
         workers=1, prefetch=1, pin_memory=False,
     )  # fmt: skip
