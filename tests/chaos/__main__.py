@@ -1,6 +1,6 @@
 """All the faults, by the hundred: `make chaos`.
 
-    cd tests && python -m chaos [--seed 0] [--kills 200] [--only kills,saves,disk,slurm,ray] [--json]
+    cd tests && python -m chaos [--seed 0] [--kills 200] [--only saves,disk,kills,hangs,rivals,slurm,ray] [--json]
 
 Needs root, for small file systems and for the real SLURM that it starts. Prints a table, and everything that went
 wrong; ends with 1 if anything did.
@@ -19,15 +19,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chaos.disk import fill_disk
+from chaos.hangs import stop_ranks
 from chaos.kills import kill_at_random
 from chaos.on_ray import disturb_search
 from chaos.on_slurm import disturb_job
 from chaos.report import Report, render
+from chaos.rivals import start_twice
 from chaos.saves import damage_checkpoints, kill_in_saves
 from voxscale.config.data import Synthetic
 from voxscale.data.synthetic import ensure_synthetic
 
-KINDS = ("saves", "disk", "kills", "slurm", "ray")
+KINDS = ("saves", "disk", "kills", "hangs", "rivals", "slurm", "ray")
 
 
 def run_all(options: argparse.Namespace, root: Path) -> Iterator[Report]:
@@ -41,11 +43,21 @@ def run_all(options: argparse.Namespace, root: Path) -> Iterator[Report]:
     if "disk" in wanted:
         yield fill_disk(root / "disk", dataset, environ)
     if "kills" in wanted:
-        for devices in (1, 2):
-            kills = options.kills // 2
+        for devices in map(int, options.ranks.split(",")):
+            kills = options.kills // len(options.ranks.split(","))
             yield kill_at_random(
-                root / f"kills-{devices}", dataset, environ, kills=kills, devices=devices, seed=options.seed
+                root / f"kills-{devices}",
+                dataset,
+                environ,
+                kills=kills,
+                devices=devices,
+                seed=options.seed,
+                is_warm=True,
             )
+    if "hangs" in wanted:
+        yield stop_ranks(root / "hangs", dataset, environ, stops=9, seed=options.seed, is_warm=True)
+    if "rivals" in wanted:
+        yield start_twice(root / "rivals", dataset, environ, pairs=9, seed=options.seed, is_warm=True)
     if "slurm" in wanted:
         yield disturb_job(root / "slurm", dataset, environ, requeues=10, losses=3)
     if "ray" in wanted:
@@ -56,6 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description="Faults by the hundred.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--ranks", default="1,2", help="over which the kills are shared out")
     parser.add_argument("--mutations", type=int, default=10_000)
     parser.add_argument("--only", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true")

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.kills import Training, train_undisturbed
+from chaos.left import count_left
 from chaos.report import Report
+from chaos.training import Training, train_undisturbed
 from voxscale.checkpoint import load_last
 
 _SIZE = "size=600k"
@@ -29,16 +30,18 @@ def fill_disk(root: Path, dataset: Path, environ: Mapping[str, str]) -> Report:
                     time.sleep(0.001)
                 _fill(filler)
                 code = process.wait(timeout=120)
-            report.tried += 1
-            said = (training.root / "err").read_text()
+            report.begin()
+            count_left(training, "full", report, is_over=True)
+            said = training.said()
             report.expect(code == 4, f"ended with {code}: {said[-300:]}")
             report.expect("bytes" in said and "are free" in said, f"does not say what is free: {said[-300:]}")
             left = load_last(training.run, lambda text: report.wrong.append(f"a damaged checkpoint: {text}"))
             report.expect(left is not None, "no checkpoint is left")
             filler.unlink()
             with training.start("room again") as process:
-                report.expect(process.wait(timeout=120) == 0, (training.root / "err").read_text()[-300:])
-            report.expect(training.outcome() == expected, "the outcome differs")
+                report.expect(process.wait(timeout=120) == 0, training.said()[-300:])
+            count_left(training, "room again", report, is_over=True)
+            report.compare(training.outcome(), expected, "with room again")
     return report
 
 

@@ -7,8 +7,9 @@ import json
 import random
 import subprocess
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lab.slurm import until
 GRID: dict[str, Any] = {"space": {"optimizer.lr": {"grid": [1e-3, 2e-3, 3e-3, 5e-3]}}, "retries": 100}
 LONG: dict[str, Any] = {"train__epochs": 40, "validate__every": 10, "checkpoint": {"every_steps": 2}}
 _PATIENCE_S = 180.0
+_GONE_S = 30.0
 
 
 def disturb_search(
@@ -34,7 +36,8 @@ def disturb_search(
         seat = Seat(root, Path(tempfile.mkdtemp(prefix="vxt-")), dataset, environ)
         try:
             config = seat.write("grid.yaml", search=GRID, **LONG)
-            assert seat.run("search", config, "--run", "undisturbed", **cluster.environ).code == 0
+            undisturbed = seat.run("search", config, "--run", "undisturbed", timeout_s=900, **cluster.environ)
+            assert undisturbed.code == 0, undisturbed.err
             with seat.slowly():
                 left = _disturb(kinds, seat, cluster, config, report, chance)
             done = seat.run("search", config, "--run", "run", timeout_s=600, **cluster.environ)
@@ -44,8 +47,26 @@ def disturb_search(
             ends = Counter(row["trial"] for row in _ledger(root / "run") if row["event"] == "end")
             report.expect(set(ends.values()) == {1}, f"ends of trials: {dict(ends)}")
         finally:
-            seat.close()
+            _close(seat, report)
     return report
+
+
+def _close(seat: Seat, report: Report) -> None:
+    """Processes and temporary folders of the user's that stay are counted, and ended."""
+    try:
+        seat.close()
+    except AssertionError as left:
+        report.wrong.append(str(left))
+
+
+def _count_left(report: Report, living: Callable[[], list[int]], what: str) -> None:
+    """What was killed, or belonged to it, has to be gone soon."""
+    deadline = time.monotonic() + _GONE_S
+    while living() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = living()
+    report.expect(not left, f"after the kill of a {what}: processes {left} are left")
+    report.add("left behind", len(left))
 
 
 def _disturb(
@@ -63,17 +84,21 @@ def _disturb(
                 if not (ranks := ranks_in(training)):
                     continue  # it has just ended
                 kind = kinds.pop()
-                report.tried += 1
+                report.begin()
                 report.count(f"{kind}s")
                 if kind == "driver":
                     kill(driver.pid)
                     driver.wait(30)
+                    _count_left(report, lambda: [p for run in folder.glob("trials/*") for p in ranks_in(run)], kind)
                     break
                 rank = chance.choice(ranks)
                 if kind == "trial":
                     kill(rank)
+                    _count_left(report, lambda old=ranks, run=training: list({*old} & {*ranks_in(run)}), kind)
                 else:
-                    cluster.kill(cluster.node_of(rank) or _other_than_head(cluster))
+                    node = cluster.node_of(rank) or _other_than_head(cluster)
+                    cluster.kill(node)
+                    _count_left(report, lambda lost=node: cluster.pids(lost), kind)
                     cluster.add_node()
     return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import yaml
 
 from chaos.report import Report
 from conftest import tiny_config
+from lab.ray import all_pids, environ_of, words_of
 from lab.slurm import SlurmLab, until
 from lab.trained import NETWORKS
-from voxscale.files import read_json
+from voxscale.files import is_locked, read_json
+from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 
 FIELDS: dict[str, Any] = {
@@ -52,16 +54,35 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
                 lost = _second_node(run, job)
                 slurm.kill_node(lost)
                 report.count("nodes lost")
-            report.tried += 1
+            report.begin()
             until(lambda: slurm.state(job) != "RUNNING", 90, lambda: f"still {slurm.state(job)}")
             if number >= requeues:
                 slurm.revive_node(lost)
             until(lambda: slurm.state(job) == "RUNNING", _PATIENCE_S, lambda: f"is {slurm.state(job)}")
             found = _await_resumed(run, known)
             report.expect(found >= committed, f"step {committed} was committed, but it went on from {found}")
+            _count_left(report, _ranks_before(run, number + 1), "of the start before")
         slurm.await_state(job, "COMPLETED", timeout=_PATIENCE_S)
+        _count_left(report, _ranks_before(run, 1000), "at the end")
+        _count_left(report, [path for name in slurm.nodes for path in slurm.shared_memory(name)], "at the end")
+        report.expect(not is_locked(RunFolder(run).owner_lock), "still owned")
         _compare(run, root / "undisturbed", report)
     return report
+
+
+def _ranks_before(run: Path, start: int) -> list[int]:
+    """Ranks of the run that live, of an earlier start of its job than this one."""
+    found = []
+    for pid in all_pids():
+        if words_of(pid)[1:4] == ["-m", "voxscale.train.worker", str(run)]:
+            restarts = int(dict(environ_of(pid)).get("SLURM_RESTART_COUNT", "0"))
+            found += [pid] if restarts < start else []
+    return found
+
+
+def _count_left(report: Report, left: Sequence[object], when: str) -> None:
+    report.expect(not left, f"left behind {when}: {left}")
+    report.add("left behind", len(left))
 
 
 def _voxscale(environ: Mapping[str, str], *words: object) -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 from chaos.report import Report
 from fuzz.configs import fuzz_configs
 from fuzz.images import fuzz_images, fuzz_labels
+from fuzz.lists import fuzz_lists
+from fuzz.pictures import fuzz_pictures
 from fuzz.records import fuzz_records
 from fuzz.tables import fuzz_tables
 
 KINDS: dict[str, tuple[Callable[..., Report], int]] = {
-    "images": (fuzz_images, 4000),
+    "images": (fuzz_images, 3000),
     "labels": (fuzz_labels, 1500),
+    "pictures": (fuzz_pictures, 500),
+    "lists": (fuzz_lists, 500),
     "tables": (fuzz_tables, 2000),
     "configs": (fuzz_configs, 1500),
     "records": (fuzz_records, 1000),

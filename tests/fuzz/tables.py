@@ -31,7 +31,7 @@ _TASKS: dict[str, dict[str, Any]] = {
     "regression": {"targets": ["time", "age"], "features": ["sex"]},
     "classification": {"classes": "class", "features": ["age"]},
 }
-_NAMED = r"cohort\.csv|^case c\d\d|cases c\d\d|c\d\d\b|^data\.(split|columns|source)|^patient p\d|^data: found no event"
+_NAMED = r"cohort\.csv|^case c\d\d|cases c\d\d|c\d\d\b|^data\.(split|columns|source)|^patient p\d"
 _NO_NUMBERS = (
     "",
     " ",

@@ -1,0 +1,51 @@
+"""What a fault leaves behind: processes, locks that are held, shared memory and files aside, counted after each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from chaos.report import Report
+from chaos.training import Training, marked
+from voxscale.files import is_locked
+
+_GONE_S = 20.0
+_CACHE_OF_TORCH = "torchinductor_"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where voxscale has it
+
+
+def count_left(training: Training, mark: str, report: Report, *, is_over: bool) -> None:
+    """Wait for the processes of a start to be gone, and put down all that stays.
+
+    Where everything was killed at once nobody was left to remove files: those count when the run `is_over`, since the
+    next start has to remove them.
+    """
+    until = time.monotonic() + _GONE_S
+    while (left := _living(training, mark)) and time.monotonic() < until:
+        time.sleep(0.02)
+    if is_over:
+        left += [f"shared memory {path}" for path in _shared_memory(training)]
+        aside = [*training.temporary.iterdir(), *training.root.rglob(".*.tmp")]
+        left += [f"file {path.name}" for path in aside if not path.name.startswith(_CACHE_OF_TORCH)]
+    for what in left:
+        report.wrong.append(f"{training.root.name}: {what} is left")
+    report.add("left behind", len(left))
+    for pid in marked(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _living(training: Training, mark: str) -> list[str]:
+    """Processes, and locks: a process that is about to end may hold one a moment longer than it shows its mark."""
+    locks = {*training.root.rglob("*.lock"), training.run.owner_lock}
+    return [
+        *(f"process {pid}" for pid in marked(mark)),
+        *(f"a lock on {path.name}" for path in locks if is_locked(path)),
+    ]
+
+
+def _shared_memory(training: Training) -> list[Path]:
+    name = hashlib.sha256(str(training.run.root).encode()).hexdigest()[:16]
+    return list(SHARED_MEMORY.glob(f"*{name}*"))
