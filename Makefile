@@ -15,11 +15,12 @@ setup: .venv/ready  ## make .venv with the pinned versions
 demo: setup  ## the first minute: synthetic volumes, training, evaluation
 	$(BIN)/voxscale demo
 
-check: setup  ## lint, format, types, layers
+check: setup  ## lint, format, types, layers, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check  ## all checks and all tests but the slow ones of `cluster`
 	$(BIN)/python -m pytest -m 'not cluster'
@@ -33,20 +34,9 @@ chaos: setup  ## kills, lost nodes, full disks and damage by the hundred, on rea
 fuzz: setup  ## 10,000 malformed images, labels, tables, configs and TFRecords
 	cd tests && ../$(BIN)/python -m fuzz
 
-BENCH_DATA ?= data/brats-like
-
-bench: .venv/peers  ## side by side with peers: patches, whole volumes, a training job; quality; a million cases; a SLURM job; searches. Not part of test.
-	$(BIN)/python bench/patches.py --data $(BENCH_DATA) --patch 128 128 128 --threads 1
-	$(BIN)/python bench/stream.py --cases 1000000
-	$(BIN)/python bench/windows.py --threads 1
-	$(BIN)/python bench/train_job.py
-	$(BIN)/python bench/quality.py
-	$(BIN)/python bench/checkpoint.py
-	$(BIN)/python bench/launch.py
-	$(BIN)/python bench/search.py
-	$(BIN)/python bench/search.py --asha
-	$(BIN)/python bench/distmis.py
+bench: .venv/peers  ## ratios to peers, of a step, patches, start-up, a job; with FULL=1 also windows, quality, SLURM, searches. Not part of test.
+	$(BIN)/python bench/all.py $(if $(FULL),--full)
 
 clean:  ## remove .venv and caches; runs and data stay
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_damage_is_named_and_the_generation_before_is_used(run: RunFolder, name:
     assert len(warnings) == 1
     assert name in warnings[0]
     assert "falling back" in warnings[0]
+
+
+def test_generations_are_told_by_step_whatever_clocks_say(run: RunFolder) -> None:
+    for step in (1, 2, 3):
+        folder = save_checkpoint(run, make_checkpoint(step), keep=2, is_best=step == 1)
+        for path in (folder, *folder.iterdir()):
+            os.utime(path, (2e9 - 1e8 * step,) * 2)  # each looks three years older than the one before
+    assert [path.name for path in sorted(run.checkpoints.glob("step-*"))] == [
+        f"step-0000000{step}" for step in (1, 2, 3)
+    ]
+    save_checkpoint(run, make_checkpoint(4), keep=2, is_best=False)
+    assert {path.name[-1] for path in run.checkpoints.glob("step-*")} == {"1", "3", "4"}, "the best, and the newest two"
+    (run.checkpoint(4) / "state.json").unlink()
+    loaded = load_last(run, lambda text: None)
+    assert loaded is not None
+    assert loaded.step == 3
 
 
 def test_what_was_just_saved_outlives_a_damaged_newer_one(run: RunFolder) -> None:

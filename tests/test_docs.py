@@ -22,65 +22,10 @@ from lab.conf import Shape
 from lab.containers import Apptainer
 from lab.ray import MARK, kill, marked, without_ray
 from lab.slurm import SlurmLab, until
-from voxscale.config.data import Synthetic
+from pages import PAGES, blocks, copy_scripts, follow, followed_lines, make_brats, write_files
 from voxscale.config.load import make_config, parse_yaml, plain
-from voxscale.data.synthetic import ensure_like, write_cohort
 from voxscale.launch.needs import describe
 from voxscale.search.space import check_space
-
-DRIVER = """
-import ray
-ray.init(log_to_driver=False)
-assert len(ray.nodes()) == 2
-"""
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the documented commands run as they stand, on a recipe and data that take seconds."""
-    (tmp_path / "recipes").mkdir()
-    content = yaml.safe_load((RECIPES / "quick.yaml").read_text())
-    content["data"]["synthetic"] = {"cases": 12, "size": [16, 16, 16]}
-    content["patches"] = {"size": [16, 16, 16]}
-    content["model"] = {"channels": [4, 8]}
-    content["train"]["epochs"] = 4
-    (tmp_path / "recipes" / "quick.yaml").write_text(yaml.safe_dump(content))
-    shutil.copytree(dataset, tmp_path / "MY_DATA")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def follow(block: str, cli_here: Cli, run_python: Callable[..., Finished], *extra: str) -> list[str]:
-    """Run the lines of a block, `voxscale` in this process, others in their own; return what each printed."""
-    printed = []
-    for line in block.splitlines():
-        for command in line.partition("#")[0].split("&&"):
-            command, _, expected = command.partition("|| test $? -eq")
-            program, *words = shlex.split(command) or ("", "")
-            if program.endswith("voxscale"):
-                done = cli_here(*words, *(extra if words[0] == "train" else ()))
-            elif program == "torchrun":
-                done = run_python("-m", "torch.distributed.run", *words)
-            elif program == "python":
-                done = run_python(*words)
-            else:
-                assert not program, f"cannot follow: {line}"
-                continue
-            assert done.code == int(expected or 0), f"{command}\n{done.out}\n{done.err}"
-            printed.append(done.out + done.err)
-    return printed
-
-
-def make_brats(folder: Path, *, under: str = ".", cases: int = 2) -> None:
-    shutil.copytree(RECIPES, folder / "recipes", dirs_exist_ok=True)
-    ensure_like(folder / "brats", "brats", Synthetic(cases=cases, size=(16, 16, 16)))
-    (folder / under).mkdir(exist_ok=True)
-    shutil.move(folder / "brats" / "Task01_BrainTumour", folder / under)
 
 
 @pytest.mark.ranks
@@ -90,6 +35,33 @@ def test_the_ladder_can_be_climbed(checkout: Path, cli_here: Cli, run_python: Ca
     runs = {Path(row["run"]).name: row for row in cli_here("runs", "--json").json["runs"]}
     assert {name: row["state"] for name, row in runs.items()} == dict.fromkeys(("one", "two", "hand", "stop"), "done")
     assert runs["one"]["best"] == pytest.approx(runs["two"]["best"], abs=0.02)
+    hashes = [json.loads(Path(f"runs/{name}/metrics.json").read_text())["weights_sha256"] for name in ("two", "hand")]
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.cluster
+@pytest.mark.ray
+def test_the_upper_rungs_of_the_ladder_can_be_climbed(
+    checkout: Path, idle_slurm: SlurmLab, apptainer: Apptainer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the image of this machine, whose packages are bound in, on CPUs; the search with one trial."""
+    page = REPOSITORY / "docs" / "ladder.md"
+    write_files(page, "yml", checkout)
+    site = yaml.safe_load((checkout / "boxed.yaml").read_text())
+    site["container"] |= {"image": str(apptainer.sif), "packages": sysconfig.get_path("purelib")}
+    (checkout / "boxed.yaml").write_text(yaml.safe_dump({"cpus_per_device": 1, **site}))
+    (checkout / "site.yaml").write_text("cpus_per_device: 1\n")
+    path = f"{apptainer.program.parent}:{os.environ['PATH']}"
+    here = {"PATH": path, "SLURM_CONF": idle_slurm.environ["SLURM_CONF"]}
+    for line in "".join(blocks(page, "console")).splitlines():
+        few = ["search.trials=1"] if " search " in line else []
+        done = cli(*shlex.split(line)[1:], *few, env=here)
+        assert done.code == 0, f"{line}\n{done.err}"
+    names = ("nodes", "boxed-one", "boxed-nodes", "ray")
+    found = {name: json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in names}
+    assert [found[name]["world_size"] for name in names] == [4, 1, 4, 2]
+    assert found["nodes"]["weights_sha256"] == found["boxed-nodes"]["weights_sha256"]
+    assert Path("runs/rates/best.yaml").is_file()
 
 
 def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]) -> None:
@@ -103,42 +75,42 @@ def test_the_readme_can_be_followed(checkout: Path, cli_here: Cli, run_python: C
     assert demo.startswith(".venv/bin/voxscale demo"), "the demo itself is run by test_promises.py"
     alone = ["--devices", "1"]
     follow(rest, cli_here, run_python, *alone)
-    follow(own_folder, cli_here, run_python, *alone, "train.epochs=1", "model.channels=[4,8]")
+    at_once, *steps = own_folder.splitlines()
+    assert {step.partition("#")[0].strip() for step in steps} <= followed_lines(REPOSITORY / "docs" / "own-data.md")
+    follow(at_once, cli_here, run_python, *alone, "train.epochs=1", "model.channels=[4,8]")
     follow(override, cli_here, run_python, *alone)
     demo, train = published.splitlines()
     assert demo.startswith("voxscale demo --like brats --out"), "demos are run by launch/test_demo.py"
     make_brats(checkout)
     follow(train, cli_here, run_python, *alone, "--dry-run")
     listed = re.findall(r"^\| `(\w+)", (REPOSITORY / "README.md").read_text().partition("## Verbs")[2], re.MULTILINE)
-    assert listed == [
-        *[
-            "demo",
-            "init",
-            "doctor",
-            "show",
-            "prepare",
-            "train",
-            "search",
-            "evaluate",
-            "predict",
-            "launch",
-            "runs",
-            "cancel",
-            "site",
-            "image",
-        ]
-    ]
+    verbs = re.findall(r"^  (\w+) ", cli_here("--help").out.partition("Commands:")[2], re.MULTILINE)
+    assert sorted(dict.fromkeys(listed)) == sorted(verbs)
 
 
-@pytest.fixture
-def cohort_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a cohort that takes seconds, and the examples."""
-    write_cohort(tmp_path / "made", cases=20, size=(16, 16, 8), seed=3, threads=2)
-    for made in (tmp_path / "made").iterdir():
-        made.rename(tmp_path / made.name)
-    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def test_the_page_of_exporting_can_be_followed(
+    checkout: Path, cli_here: Cli, run_python: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporting, running = blocks(REPOSITORY / "docs" / "export.md", "bash")
+    follow(exporting, cli_here, run_python, "--devices", "1")
+    Path("images").mkdir()
+    shutil.copy("data/quick/img3.nii.gz", "images")
+    monkeypatch.chdir("bundle")
+    follow(running, cli_here, run_python)
+    assert Path("../predictions/img3.nii.gz").is_file()
+
+
+def test_the_page_of_watching_can_be_followed(
+    checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]
+) -> None:
+    page = REPOSITORY / "docs" / "watch.md"
+    (watching,) = blocks(page, "bash")
+    *_, once, plain = follow(watching, cli_here, run_python, "--devices", "1")
+    for label in ("steps (100 %)", "epoch ", "speed ", "loss ", "rate ", "validated ", "best ", "rank  host "):
+        assert label in once
+        assert label.replace("100 %", "60 %") in page.read_text()
+    described = page.read_text().partition("## For programs")[2]
+    assert set(json.loads(plain)) <= set(re.findall(r"`(\w+)`", described))
 
 
 def test_the_page_of_outcomes_can_be_followed(
@@ -190,6 +162,15 @@ def test_the_page_of_building_blocks_can_be_followed(
     assert done.out.count("(4, 1, 16, 16, 16) (4, 16, 16, 16) 4\n") == 6
 
 
+def test_the_page_of_the_report_can_be_followed(
+    checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]
+) -> None:
+    (block,) = blocks(REPOSITORY / "docs" / "report.md", "bash")
+    printed = follow(block, cli_here, run_python, "--devices", "1", "train.epochs=1")
+    assert f"report {checkout.resolve() / 'runs' / 'first' / 'report.html'}" in printed[0]
+    assert Path("compared.html").read_text().count("first") > 1
+
+
 def test_the_page_of_faults_has_every_code() -> None:
     sources = (REPOSITORY / "src" / "voxscale" / "data").rglob("*.py")
     text = "".join(path.read_text() for path in sources)
@@ -197,24 +178,6 @@ def test_the_page_of_faults_has_every_code() -> None:
     assert {"bad-class", "no-event", "columns", "grid"} <= codes
     page = (REPOSITORY / "docs" / "doctor.md").read_text()
     assert not [code for code in sorted(codes) if f"`{code}`" not in page]
-
-
-@pytest.fixture
-def cluster_checkout(checkout: Path, idle_slurm: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same folder on a login node of the lab, with scripts of a user's own."""
-    for name, value in idle_slurm.environ.items():
-        monkeypatch.setenv(name, value)
-    (checkout / "site.yaml").write_text("cpus_per_device: 1\n")
-    copy_scripts(checkout)
-    return checkout
-
-
-def copy_scripts(folder: Path) -> None:
-    """A user's own: for ranks, for one process, and a program that uses Ray."""
-    ladder = REPOSITORY / "examples" / "ladder"
-    for name, copy in {"3_torchrun.py": "train.py", "1_single.py": "single.py", "blobs.py": "blobs.py"}.items():
-        shutil.copy(ladder / name, folder / copy)
-    (folder / "driver.py").write_text(DRIVER)
 
 
 @pytest.mark.slurm

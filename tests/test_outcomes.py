@@ -19,7 +19,6 @@ from lab.ray import RayLab, Seat
 from lab.slurm import SlurmLab
 from voxscale.checkpoint import digest_of, load_checkpoint
 from voxscale.data.synthetic import write_cohort
-from voxscale.train.compute import Compute
 from voxscale.train.events import read_events
 
 SMALL = {"name": "resnet", "depth": 18, "width": 4, "stem": "small", "groups": 2}
@@ -165,21 +164,34 @@ def test_what_is_predicted_is_what_was_evaluated(cli_here: Cli, trained: Path, c
     assert "is there already" in again.err
 
 
-@pytest.fixture
-def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks that give no number for features beyond 1e20, as deep ones do."""
-    run = Compute.run
+class Squares(torch.nn.Module):
+    """Linear in the squares of a row's features, which overflow where a feature is huge."""
 
-    def overflow(self: Compute, model: torch.nn.Module, image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        output = run(self, model, image, features)
-        return output * math.nan if features.abs().max() > 1e20 else output
+    def __init__(self, num_features: int, out_channels: int) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(num_features, out_channels)
 
-    monkeypatch.setattr(Compute, "run", overflow)
+    def forward(self, image: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(features.square())
+        return output
 
 
-@pytest.mark.usefixtures("overflowing")
+def build_squares(in_channels: int, num_features: int, out_channels: int) -> Squares:
+    return Squares(num_features, out_channels)
+
+
+@pytest.fixture(scope="module")
+def overflowing(cli_here: Cli, write: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose network gives no finite number for a feature of 1e30."""
+    run = tmp_path_factory.mktemp("overflowing") / "run"
+    name = f"model={{name: '{__name__}:{build_squares.__name__}'}}"
+    done = cli_here("train", write("survival"), name, "train.epochs=1", "--devices", 1, "--run", run)
+    assert done.code == 0, done.err
+    return run
+
+
 def test_cases_that_cannot_be_predicted_are_listed_and_the_others_written(
-    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+    cli_here: Cli, overflowing: Path, cohort: Path, tmp_path: Path
 ) -> None:
     """A missing or damaged image, a bad cell, an unseen word, an output that is not finite: all alike."""
 
@@ -193,7 +205,7 @@ def test_cases_that_cannot_be_predicted_are_listed_and_the_others_written(
     out = tmp_path / "predicted.csv"
     table = edited(cohort, tmp_path / "bad", spoil)
     (table.parent / "broken.nii.gz").write_bytes(b"rubbish")
-    done = cli_here("predict", trained, table, "--out", out)
+    done = cli_here("predict", overflowing, table, "--out", out)
     assert done.code == 3
     assert "4 of 7 cases could not be predicted; the others are written" in done.err
     for said in (
@@ -201,7 +213,7 @@ def test_cases_that_cannot_be_predicted_are_listed_and_the_others_written(
         "broken.nii.gz: found",
         "cohort.csv row 4: found 'inf' in 'age', expected a finite number",
         "cohort.csv row 4: found 'weekly' in 'smoker'",
-        "cohort.csv row 5: found nan as the output of the network, expected finite numbers",
+        "cohort.csv row 5: found inf as the output of the network, expected finite numbers",
     ):
         assert said in done.err
     assert "RuntimeWarning" not in done.err
@@ -240,15 +252,14 @@ def test_evaluating_other_data_says_all_that_is_wrong_at_once(
         assert f"cohort.csv row {row}: found {said}" in done.err
 
 
-@pytest.mark.usefixtures("overflowing")
 def test_an_evaluation_with_an_output_that_is_not_finite_fails(
-    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+    cli_here: Cli, overflowing: Path, cohort: Path, tmp_path: Path
 ) -> None:
     table = edited(cohort, tmp_path / "bad", lambda rows: rows[3].update(age="1e30"))
-    done = cli_here("evaluate", trained, "--data", table)
+    done = cli_here("evaluate", overflowing, "--data", table)
     assert done.code == 1
     spoilt = list(csv.DictReader(table.open()))[3]
-    assert f"case {spoilt['patient']}: found nan as the output of the network" in done.err
+    assert f"case {spoilt['patient']}: found inf as the output of the network" in done.err
     assert "RuntimeWarning" not in done.err
 
 

@@ -66,12 +66,12 @@ def test_torch_distributed_lives_in_parallel_alone(path: Path) -> None:
         assert not [line for line in imported if "torch.distributed" in line]
 
 
-@pytest.mark.parametrize("name", ["node", "meeting", "ranks", "as_rank", "ray_node"])
+@pytest.mark.parametrize("name", ["node", "meeting", "ranks", "as_rank", "ray_node", "ray_process"])
 def test_what_nodes_run_needs_nothing_of_voxscale_but_each_other(name: str) -> None:
     text = (REPOSITORY / "src" / "voxscale" / "launch" / f"{name}.py").read_text()
     imported = re.findall(r"^\s*(?:from (voxscale\S*) import (.*)|import (voxscale\S*))$", text, re.M)
     names = {each for package, found, _ in imported for each in found.split(", ") if package == "voxscale.launch"}
-    assert names <= {"node", "meeting", "ranks", "as_rank"}
+    assert names <= {"node", "meeting", "ranks", "as_rank", "ray_process"}
     assert all(package == "voxscale.launch" for package, _, _ in imported)
 
 

@@ -20,20 +20,23 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 @contextmanager
-def publish(path: Path) -> Iterator[Path]:
+def publish(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`; make it `path` by rename once the body has ended well.
 
     The body writes a file or makes a folder there. Everything is on disk before the name appears, so that
     after a crash or a power cut `path` holds the old content or the new one, never a part. A file replaces
-    an older one; a folder must not exist yet.
+    an older one; a folder must not exist yet. What is soon replaced again need not be `durable`: no reader sees a
+    part of it, but after a power cut it may be lost.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     try:
         yield temporary
-        _sync_tree(temporary)
+        if durable:
+            _sync_tree(temporary)
         temporary.rename(path)
-        _sync(path.parent)
+        if durable:
+            _sync(path.parent)
     except BaseException:
         remove(temporary)
         raise
@@ -47,23 +50,23 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Delete what killed writers left behind in `folder`. Only for the one who owns the folder."""
-    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+def remove_temporaries(folder: Path, *, of: str = "*") -> None:
+    """Delete what killed writers left behind in `folder`, or of one file. Only for the one who owns it."""
+    for leftover in folder.glob(f".{of}.*{TEMPORARY_SUFFIX}"):
         remove(leftover)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    with publish(path) as temporary:
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    with publish(path, durable=durable) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, content: str) -> None:
-    write_bytes(path, content.encode())
+def write_text(path: Path, content: str, *, durable: bool = True) -> None:
+    write_bytes(path, content.encode(), durable=durable)
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+def write_json(path: Path, content: Any, *, durable: bool = True) -> None:
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any:
@@ -116,6 +119,27 @@ def point(link: Path, target: str) -> None:
     """Make `link` a relative symbolic link to its neighbour `target`, replacing an older one in one move."""
     with publish(link) as temporary:
         temporary.symlink_to(target)
+
+
+class NewLines:
+    """The whole lines of a file that were written since the last look; it may not be there at first."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path, self._rest = path, b""
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as stream:
+                if os.fstat(stream.fileno()).st_size < self._offset:  # another file has taken its place
+                    self._offset, self._rest = 0, b""
+                stream.seek(self._offset)
+                block = stream.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(block)
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        return lines
 
 
 def sha256_of(path: Path) -> str:

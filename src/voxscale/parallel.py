@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from voxscale.errors import InfrastructureError
+from voxscale.errors import ANOTHER_RANK, InfrastructureError, LostContactError, TimedOutError
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def joined(world: World, *, backend: str, device: torch.device, timeout_s: float
     if world.size == 1:
         yield
         return
-    bound = device if device.type == "cuda" else None
+    bound, limit = device if device.type == "cuda" else None, timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound)
+        dist.init_process_group(backend, timeout=limit, device_id=bound)
     except (RuntimeError, ValueError) as error:
         raise InfrastructureError(
             f"rank {world.rank} of {world.size} could not join the others: {error}",
@@ -69,14 +69,17 @@ def joined(world: World, *, backend: str, device: torch.device, timeout_s: float
         ) from error
     # A gloo group that dies waits for its thread, which may need the interpreter lock to let go of a tensor: a
     # deadlock (seen with torch 2.13). So it is kept to the end of the process, and `leave` ends that.
-    _KEPT.extend([dist.group.WORLD, dist.new_group(timeout=_PATIENCE)])
+    on_host = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=limit)
+    _KEPT.extend([dist.group.WORLD, on_host, dist.new_group(timeout=_PATIENCE)])
+    _limit_s[:] = [timeout_s]
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-_KEPT: list[Any] = []  # of the last world: the group for steps, and one for records
+_KEPT: list[Any] = []  # of the last world: the group for steps, one for flags of hosts, and one for records
+_limit_s: list[float] = []  # how long the last world waits for a rank
 _PATIENCE = timedelta(days=7)
 
 
@@ -108,6 +111,18 @@ def without_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
+def communication_s(model: torch.nn.Module) -> float | None:
+    """Seconds of a step for which this rank waits for gradients with nothing left to compute; None: not known.
+
+    DDP keeps them itself, of its first steps and then of every hundredth.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    seen = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    total, hidden = (seen.get(f"avg_backward_{name}_time") for name in ("comm", "compute_comm_overlap"))
+    return None if total is None or hidden is None else max(0, int(total) - int(hidden)) / 1e9
+
+
 def gather_rows(rows: torch.Tensor, counts: Sequence[int], world: World) -> torch.Tensor:
     """All ranks' rows (n, k) in rank order, on every rank, without gradient. `counts` are known to all."""
     if world.size == 1:
@@ -119,14 +134,60 @@ def gather_rows(rows: torch.Tensor, counts: Sequence[int], world: World) -> torc
     return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
 
-def gather_records(records: list[dict[str, Any]], world: World, device: torch.device) -> list[dict[str, Any]]:
+class Pace:
+    """Ranks that work at their own pace, hours apart if need be: one that comes no further in time is noticed.
+
+    They meet in rounds, without waiting: who has done a piece of work goes into the next round as soon as the last one
+    is over, that is, when all have done a piece since. Only who is done waits. All ranks call both.
+    """
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self._world, self._device = world, device
+        self._round: tuple[Any, torch.Tensor] | None = None
+
+    def advance(self) -> None:
+        """A piece of work is done. Raises LostContactError if another rank has not done one for too long."""
+        if self._world.size > 1 and (self._round is None or self._round[0].is_completed()):
+            self._end()
+            self._begin(is_done=False)
+
+    def finish(self) -> None:
+        """All work of this rank is done: wait for the others'. Raises LostContactError as `advance` does."""
+        if self._world.size > 1:
+            self._end()
+            while True:
+                self._begin(is_done=True)
+                if self._end() == self._world.size:
+                    return
+
+    def _begin(self, *, is_done: bool) -> None:
+        done = torch.tensor([int(is_done)], device=self._device)
+        self._round = dist.all_reduce(done, async_op=True), done
+
+    def _end(self) -> int:
+        """How many ranks are done."""
+        if self._round is None:
+            return 0
+        (work, done), self._round = self._round, None
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if is_timeout(error):
+                raise TimedOutError(f"{ANOTHER_RANK} did not answer within {_limit_s[0]:g} s") from error
+            raise LostContactError(f"{ANOTHER_RANK} is gone") from error
+        return int(done.item())
+
+
+def gather_records(
+    records: list[dict[str, Any]], world: World, device: torch.device, *, together: bool = False
+) -> list[dict[str, Any]]:
     """All ranks' records in rank order, on every rank. They travel as JSON: no pickle between ranks.
 
-    Ranks may come hours apart, as from whole volumes; one that is gone is noticed all the same.
+    Ranks may come hours apart, unless they are known to come `together`; one that is gone is noticed all the same.
     """
     if world.size == 1:
         return records
-    patient = _KEPT[-1]
+    patient = None if together else _KEPT[-1]
     text = torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world.size)]
     dist.all_gather(lengths, torch.tensor([len(text)], device=device), group=patient)
@@ -157,12 +218,12 @@ def share_buffers(model: torch.nn.Module, world: World) -> None:
             dist.broadcast(buffer, 0)
 
 
-def any_rank(flag: bool, world: World, device: torch.device) -> bool:
-    """Whether the flag is up on any rank; all ranks get the same answer."""
+def any_rank(flag: bool, world: World) -> bool:
+    """Whether the flag is up on any rank; all ranks get the same answer. Hosts agree on it: no GPU is waited for."""
     if world.size == 1:
         return flag
-    flags = torch.tensor([int(flag)], device=device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    flags = torch.tensor([int(flag)])
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=_KEPT[-2])
     return bool(flags.item())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from voxscale.files import read_json
 
 SCHEMA_VERSION = 1
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,26 @@ class RunFolder:
         return self.root / "metrics.json"
 
     @property
+    def previews(self) -> Path:
+        """Small pictures of some cases, as the best checkpoint predicts them."""
+        return self.root / "previews"
+
+    @property
+    def preview_index(self) -> Path:
+        """Says what the previews show; written last."""
+        return self.previews / "index.json"
+
+    @property
+    def forecast(self) -> Path:
+        """What the run was expected to take, where steps had been measured before it."""
+        return self.launch / "forecast.json"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.root / REPORT
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -81,9 +102,27 @@ class RunFolder:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    def usage(self, rank: int) -> Path:
+        """What a rank uses of its machine; replaced every few seconds."""
+        return self.logs / "usage" / f"rank-{rank:04d}.json"
+
+    def usages(self) -> dict[int, Path]:
+        """The files that ranks have left there, by rank."""
+        found = ((re.fullmatch(r"rank-(\d+)\.json", path.name), path) for path in self.usage(0).parent.glob("rank-*"))
+        return {int(match[1]): path for match, path in sorted(found, key=lambda each: each[1]) if match}
+
     @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
+
+    def trace(self, rank: int) -> Path:
+        """What a rank did in a few steps, as `voxscale train --profile` leaves it."""
+        return self.root / "profile" / f"rank-{rank:04d}.trace.json.gz"
+
+    @property
+    def top_costs(self) -> Path:
+        """What took most of these steps, in words."""
+        return self.root / "profile" / "top.txt"
 
     @property
     def launch(self) -> Path:
@@ -124,16 +163,45 @@ class RunFolder:
         return self.launch / "owner.lock"
 
     @property
+    def written_whole(self) -> tuple[Path, ...]:
+        """Files that only who opens or owns the run writes, each by a rename."""
+        opened = (self.config, self.plan, self.split, self.outcomes, self.encoding, self.asked)
+        return (*opened, self.owner, self.cases, self.metrics, self.learnt)
+
+    @property
     def submit_lock(self) -> Path:
         """Held while jobs are handed to SLURM, so that no two commands submit one run."""
         return self.launch / "submit.lock"
 
+    @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluations"
+
     def evaluation(self, name: str) -> Path:
-        return self.root / "evaluations" / name
+        return self.evaluations / name
 
     @property
     def exists(self) -> bool:
         return self.config.is_file()
+
+
+@dataclass(frozen=True)
+class ScaleFolder:
+    """What `voxscale scale` measured."""
+
+    root: Path
+
+    @property
+    def content(self) -> Path:
+        return self.root / "scale.json"
+
+    @property
+    def plot(self) -> Path:
+        return self.root / "speedup.svg"
+
+    @property
+    def exists(self) -> bool:
+        return self.content.is_file()
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,25 @@
-"""Progress bars for people: on a terminal they move, in a log or a pipe they stay silent."""
+"""What people see: bars that move on a terminal and stay silent in a log or a pipe, and times."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 Advance = Callable[[], None]
 
 
-def is_terminal() -> bool:
-    return sys.stderr.isatty()
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person looks at a stream; standard error where none is named."""
+    return (stream or sys.stderr).isatty()
+
+
+def clock(seconds: float) -> str:
+    """A length of time as 0:07, 12:30 or 1:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 @contextmanager

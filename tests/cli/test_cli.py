@@ -18,8 +18,8 @@ from conftest import Cli, Finished
 from golden import assert_golden
 
 VERBS = (
-    *("demo", "init", "doctor", "show", "prepare", "train", "search", "evaluate", "predict"),
-    *("launch", "runs", "cancel", "site", "image"),
+    *("demo", "init", "doctor", "show", "prepare", "plan", "train", "search", "evaluate", "predict"),
+    *("scale", "launch", "runs", "watch", "report", "cancel", "export", "site", "image"),
 )
 
 
@@ -53,7 +53,7 @@ def test_help_comes_without_torch(run_python: Callable[..., Finished]) -> None:
     [
         *("config.load", "config.site", "plan.plan", "plan.resources", "launch.local", "launch.folder"),
         *("launch.machine", "launch.cluster_run", "launch.script_job", "launch.detect", "launch.check"),
-        *("launch.definition", "launch.cancel", "report.listing"),
+        *("launch.definition", "launch.cancel", "report.listing", "report.watching", "report.watched", "report.write"),
     ],
 )
 def test_rooms_for_the_login_node_load_no_torch(run_python: Callable[..., Finished], module: str) -> None:

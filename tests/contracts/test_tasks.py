@@ -26,10 +26,19 @@ VOLUMES = {
     "segmentation, classes": {"data__regions": None},
     "segmentation, batch Dice": {"loss__batch": True},
     "segmentation, Dice alone": {"loss__name": "dice"},
+    "segmentation, own loss": {"loss": {"name": "own_losses:squares"}},
+    "segmentation, own loss of all": {"loss": {"name": "own_losses:sums", "reduce": "own_losses:ratio"}},
 }
 OUTCOMES_OF: dict[str, dict[str, Any]] = {
     "survival, Efron": {"task": "survival", "validate": {"horizons": ["1y"]}},
     "survival, Breslow": {"task": "survival", "loss": {"ties": "breslow"}},
+    "survival, own loss": {"task": "survival", "loss": {"name": "own_losses:sums", "reduce": "own_losses:ratio"}},
+    "regression, own loss": {
+        "task": "regression",
+        "loss": {"name": "own_losses:squares"},
+        "data": {"columns": {"targets": ["age"]}},
+    },
+    "classification, own loss": {"task": "classification", "loss": {"name": "own_losses:squares"}},
     "regression, squares": {"task": "regression", "data": {"columns": {"targets": ["age", "score"]}}},
     "regression, Huber": {"task": "regression", "loss": {"name": "huber"}, "data": {"columns": {"targets": ["age"]}}},
     "classification": {"task": "classification"},

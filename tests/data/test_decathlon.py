@@ -88,3 +88,9 @@ def test_exclusive_classes_without_regions(cli_here: Cli, task: Path, tmp_path: 
     done = cli_here("train", task.parent, *small, "--run", tmp_path / "run", "--json")
     assert done.code == 0, done.err
     assert done.json["summary"].keys() >= {"dice/1", "dice/2", "dice/3", "dice/mean"}
+
+
+def test_brackets_without_end_are_refused_in_words(task: Path, tmp_path: Path) -> None:
+    (task / "dataset.json").write_text('{"training": ' + "[" * 100_000)
+    with pytest.raises(DataError, match="dataset.json: cannot be read: brackets nested too deep"):
+        find_cases(Data(source=str(task)), tmp_path)

@@ -22,7 +22,7 @@ from voxscale.data.formats import find_cases
 from voxscale.data.guess import guess_config
 from voxscale.data.synthetic import write_cifar10
 from voxscale.errors import DataError
-from voxscale.models.networks import build_unet
+from voxscale.models.networks import build_plain
 
 
 def _guess(source: Path, scratch: Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_patches_for_tiny_volumes_can_be_trained_by_the_default_model(tmp_path: 
     options = make_config(content, name="guess", base=Path()).model
     assert isinstance(options, UNetOptions)
     patch = content["patches"]["size"]
-    build_unet(options, 1, 2, patch).train()(torch.zeros(1, 1, *patch))
+    build_plain(options, 1, 2, patch).train()(torch.zeros(1, 1, *patch))
 
 
 def test_patches_fill_the_median_volume(tmp_path: Path) -> None:

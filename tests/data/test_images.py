@@ -97,12 +97,41 @@ def test_a_transparent_colour_is_transparent(tmp_path: Path) -> None:
         read_image(tmp_path / "k.png")
 
 
-def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, *, interlaced: int = 0) -> bytes:
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 7])
+def test_rows_that_are_missing_are_not_shown_as_black(tmp_path: Path, rows: int) -> None:
+    """Every checksum is right, and Pillow finds nothing wrong."""
+    content = b"".join(b"\0" + row.tobytes() for row in [*GREY, GREY[0]][:rows])
+    (tmp_path / "r.png").write_bytes(png(9, 6, 8, 0, content))
+    with pytest.raises(ValueError, match=r"holds (less|more) than the 60 bytes its header promises|truncated"):
+        read_image(tmp_path / "r.png")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 2), (9, 6), (8, 8), (17, 5)])
+def test_interlaced_pictures(tmp_path: Path, width: int, height: int) -> None:
+    picture = np.random.default_rng(4).integers(0, 256, (height, width), dtype=np.uint8)
+    starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    parts = [picture[y::dy, x::dx] for x, y, dx, dy in starts]
+    rows = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
+    (tmp_path / "i.png").write_bytes(png(width, height, 8, 0, rows, interlaced=1))
+    assert np.array_equal(read_image(tmp_path / "i.png")[0][:, :, 0], picture.T)
+    (tmp_path / "i.png").write_bytes(png(width, height, 8, 0, rows[:-1], interlaced=1))
+    with pytest.raises(ValueError, match=r"less than the \d+ bytes its header promises|truncated"):
+        read_image(tmp_path / "i.png")
+
+
+def test_a_picture_without_pixels_is_refused_in_words(tmp_path: Path) -> None:
+    whole = png(9, 6, 8, 0, b"")
+    (tmp_path / "n.png").write_bytes(whole[:33] + whole[-12:])
+    with pytest.raises(ValueError, match="parts contradict each other, or some are missing|less than the 60 bytes"):
+        read_image(tmp_path / "n.png")
 
 
 def test_sixteen_bits_of_colour_are_said_to_be_cut(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as some
 from voxscale.config.load import make_config
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case
-from voxscale.data.outcomes import Numeric, encode, examine_outcomes, make_outcomes, read_outcomes, write_outcomes
+from voxscale.data.outcome_encoding import Numeric
+from voxscale.data.outcomes import encode, examine_outcomes, make_outcomes, read_outcomes, write_outcomes
 from voxscale.data.sampler import Stream
 from voxscale.errors import DataError
 
@@ -81,6 +82,13 @@ def test_validation_that_tells_nothing_is_a_warning() -> None:
     _, (finding,) = examine_outcomes(config_of("classification"), classes)
     assert (finding.level, finding.code) == ("warning", "one-class")
     make_outcomes(config_of("classification"), classes)
+
+
+def test_what_no_training_case_has_is_named_with_its_column() -> None:
+    _, findings = examine_outcomes(config_of(), cases_of({**ROW, "event": "0"}, ROW, val=1))
+    assert "data.columns.event: found no event in 1 training cases, expected at least one" in map(str, findings)
+    _, findings = examine_outcomes(config_of("classification"), cases_of(*({**ROW, "class": "x"},) * 3, val=1))
+    assert "data.columns.classes: found 1 class in 2 training cases, expected two or more" in map(str, findings)
 
 
 def test_without_validation_cases_the_last_model_is_said_to_count() -> None:

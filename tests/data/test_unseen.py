@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from test_outcomes_table import ROW, cases_of, config_of
 
-from voxscale.data.outcomes import Encoding, make_outcomes
+from voxscale.data.outcome_encoding import Encoding
+from voxscale.data.outcomes import make_outcomes
 from voxscale.data.unseen import encode_unseen
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from voxscale.data.outcomes import Numeric
+from voxscale.data.outcome_encoding import Numeric
 from voxscale.errors import NotFiniteError
 from voxscale.infer.outcome import OutcomeMember, predict_together
 from voxscale.tasks.regression import Regression

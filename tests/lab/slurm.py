@@ -178,6 +178,10 @@ class SlurmLab:
         daemon.wait(10)
         _ip("link", "delete", self._link(name))
 
+    def shared_memory(self, name: str) -> list[Path]:
+        """What ranks have in the shared memory of a node, as seen from here."""
+        return list(Path(f"/proc/{self._daemons[name].pid}/root/dev/shm").glob("voxscale-*"))
+
     def revive_node(self, name: str) -> None:
         """Start a crashed node again, with empty local disks, and wait until it can take jobs."""
         self._start_node(name)

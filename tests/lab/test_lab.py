@@ -148,9 +148,11 @@ def test_a_later_process_with_the_same_number_is_spared() -> None:
 @pytest.mark.cluster
 def test_a_job_survives_the_loss_of_a_node(idle_slurm: SlurmLab, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    script = "echo run ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST; srun sleep 120"
+    run = "run ${SLURM_RESTART_COUNT:-0} on"
+    script = f"echo {run} $SLURM_JOB_NODELIST; srun bash -c 'echo {run} $SLURMD_NODENAME; sleep 120'"
     job = idle_slurm.submit("--requeue", "-N2", "--open-mode=append", f"--output={out}", f"--wrap={script}")
-    until(lambda: out.exists() and "run 0 on node[1-2]" in out.read_text(), 10, lambda: idle_slurm.state(job))
+    begun = {"run 0 on node[1-2]", "run 0 on node1", "run 0 on node2"}  # a step that has not would fail, and the job
+    until(lambda: out.exists() and begun <= {*out.read_text().split("\n")}, 60, lambda: idle_slurm.state(job))
     idle_slurm.kill_node("node2")
     until(lambda: idle_slurm.node_state("node2").startswith("down"), 60, lambda: idle_slurm.node_state("node2"))
     until(lambda: "run 1 on" in out.read_text(), 60, lambda: f"{idle_slurm.state(job)}: {out.read_text()}")

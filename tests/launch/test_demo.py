@@ -146,7 +146,8 @@ def test_text_for_people(cli_here: Cli, tmp_path: Path) -> None:
     done = cli_here("demo", "--like", "distmis", *quick, "--out", tmp_path / "demo")
     assert done.code == 0, done.err
     assert done.out.startswith("Dice on 1 held-out cases 0.")
-    assert done.out.rstrip().endswith(f"run folder {tmp_path / 'demo' / 'run'}")
+    run = tmp_path / "demo" / "run"
+    assert done.out.rstrip().endswith(f"run folder {run}\nreport {run / 'report.html'}")
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_plain_script_may_be_a_driver_of_the_cluster(ray_cluster: RayLab, seat
 ASK_WITH_TOKEN = """
 import os, subprocess, sys
 from voxscale.launch.ray import connected
-from voxscale.launch.ray_node import RAY_PROGRAM
+from voxscale.launch.ray_process import RAY_PROGRAM
 from voxscale.plan.resources import Machine
 
 with connected(None, os.environ, Machine(gpus=0, cpus=1)) as cluster:

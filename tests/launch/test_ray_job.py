@@ -20,7 +20,7 @@ from conftest import Cli, Finished
 from golden import assert_golden
 from lab.slurm import SlurmLab, until
 from voxscale.config.site import Site
-from voxscale.launch import ray_node
+from voxscale.launch import ray_process
 from voxscale.launch.batch import copy_programs
 from voxscale.launch.ray_job import render_with_ray
 from voxscale.launch.sbatch import Job, Request, render_sbatch
@@ -76,7 +76,7 @@ def room() -> Iterator[Path]:
     try:
         yield folder
         until(lambda: not processes_in(folder), 15, lambda: f"left behind: {names(processes_in(folder))}")
-        assert not list(folder.glob(f"{ray_node._FOLDER}*")), "temporary folders are left behind"
+        assert not list(folder.glob(f"{ray_process._FOLDER}*")), "temporary folders are left behind"
     finally:
         for pid in processes_in(folder):
             with contextlib.suppress(ProcessLookupError):
@@ -175,6 +175,7 @@ def ask_with_token(address: str, token: Path) -> str:
     return subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60).stdout
 
 
+@pytest.mark.ray
 def test_who_has_no_token_is_refused_and_the_token_shows_nowhere(alone: Alone, script: Callable[..., Path]) -> None:
     """And SLURM's SIGUSR1, which it sends to every process of a job, reaches the command and does not end Ray."""
     with alone.started(script("wait.py", WAIT), until_said="waits answers") as node:
@@ -223,16 +224,17 @@ def ports_of(pids: list[int]) -> set[int]:
     return listening
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_killed_node_leaves_no_process_and_the_next_job_removes_its_folder(
     alone: Alone, script: Callable[..., Path]
 ) -> None:
     with alone.started(script("wait.py", WAIT), until_said="waits answers") as node:
-        ray_node._sweep(alone.room)
+        ray_process._sweep(alone.room)
         assert len(list(alone.room.glob("vxray-*"))) == 1, "one that is in use stays"
         node.kill()
     until(lambda: not processes_in(alone.room), 20, lambda: f"left: {names(processes_in(alone.room))}")
-    ray_node._sweep(alone.room)
+    ray_process._sweep(alone.room)
     assert not list(alone.room.glob("vxray-*"))
 
 
@@ -247,6 +249,7 @@ def test_an_interpreter_without_ray_is_named(alone: Alone, tmp_path: Path, scrip
     assert finish(alone.run, alone.reports)["exit_code"] == 4
 
 
+@pytest.mark.ray
 def test_a_ray_that_does_not_start_says_why(alone: Alone, script: Callable[..., Path]) -> None:
     words = alone.words(script("driver.py", DRIVER), "0", options=("--gpus", "3"))
     environ = {**os.environ, "TMPDIR": str(alone.room), "CUDA_VISIBLE_DEVICES": "0"}
@@ -259,6 +262,7 @@ def test_a_ray_that_does_not_start_says_why(alone: Alone, script: Callable[..., 
     assert not (alone.reports / "rank-0000.log").exists()
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_command_goes_on_without_a_lost_node(tmp_path: Path, room: Path, script: Callable[..., Path]) -> None:
     file, job = script("wait.py", WAIT), Alone(tmp_path / "run", room, nodes=2)
@@ -274,6 +278,7 @@ def test_a_command_goes_on_without_a_lost_node(tmp_path: Path, room: Path, scrip
     assert finish(job.run, job.reports)["exit_code"] == 75
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_node_whose_ray_does_not_start_is_named(tmp_path: Path, room: Path, script: Callable[..., Path]) -> None:
     file, job = script("driver.py", DRIVER), Alone(tmp_path / "run", room, nodes=2)
@@ -295,6 +300,7 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children for each in (child, *descendants(child))]
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_two_jobs_on_one_node_do_not_meet(tmp_path: Path, room: Path, script: Callable[..., Path]) -> None:
     file = script("driver.py", DRIVER)
@@ -359,6 +365,7 @@ def assert_no_token(run: Path) -> None:
     assert not list(run.rglob("ray-token"))
 
 
+@pytest.mark.ray
 def test_a_driver_has_all_nodes_of_its_job(
     on_slurm: Callable[..., Finished], tmp_path: Path, script: Callable[..., Path]
 ) -> None:
@@ -372,6 +379,7 @@ def test_a_driver_has_all_nodes_of_its_job(
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_failing_driver_gives_its_exit_code(
     on_slurm: Callable[..., Finished], tmp_path: Path, script: Callable[..., Path]
@@ -382,6 +390,7 @@ def test_a_failing_driver_gives_its_exit_code(
     assert_no_token(tmp_path / "runs" / "driver")
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_a_cancelled_job_leaves_nothing_on_its_nodes(
     on_slurm: Callable[..., Finished], slurm: SlurmLab, tmp_path: Path, script: Callable[..., Path]
@@ -398,6 +407,7 @@ def test_a_cancelled_job_leaves_nothing_on_its_nodes(
     assert_no_token(tmp_path / "runs" / "wait")
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_inside_an_allocation_an_interrupt_ends_driver_and_ray(
     idle_slurm: SlurmLab, tmp_path: Path, room: Path, script: Callable[..., Path]
@@ -441,6 +451,7 @@ sys.exit(0 if again else 75)
 """
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 def test_at_the_time_limit_a_job_saves_and_queues_itself_again(
     idle_slurm: SlurmLab, tmp_path: Path, room: Path, script: Callable[..., Path]

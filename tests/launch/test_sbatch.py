@@ -21,8 +21,8 @@ from lab.slurm import SlurmLab
 from voxscale.config.load import check_section
 from voxscale.config.site import Site, read_site
 from voxscale.errors import ConfigError
-from voxscale.launch.batch import TRAIN, train_jobs
-from voxscale.launch.sbatch import Job, Request, job_name, output_pattern, render_sbatch
+from voxscale.launch.batch import TRAIN, fold_jobs, train_jobs
+from voxscale.launch.sbatch import Job, Planned, Request, job_name, output_pattern, render_sbatch
 from voxscale.launch.slurm import expand_output, submit
 
 SITES = sorted(path.stem for path in (REPOSITORY / "sites").glob("*.yaml"))
@@ -45,6 +45,24 @@ def test_shipped_sites_render_as_before(name: str) -> None:
     text = render(read_site(name, {"HOME": "/home/me"}))
     assert_golden(f"sbatch-{name}.txt", text.replace(str(Path(voxscale.__file__).parent), "PACKAGE"))
     assert parses(text)
+
+
+def test_a_job_asks_for_what_is_planned_where_its_site_states_nothing() -> None:
+    planned = Planned(6144, "00:10:00", "measured steps, confidence high")
+    request = Request(1, 2, planned=planned)
+
+    def text_of(site: Site) -> str:
+        return render_sbatch(train_jobs(RUN, site, request, [], opened=True, debug_comm=False)[TRAIN], site)
+
+    text = text_of(Site(python="python3"))
+    assert_golden("sbatch-planned.txt", text)
+    assert parses(text)
+    stated = text_of(Site.model_validate({"time": "1:00:00", "memory": {"per_node": "8G"}}))
+    assert "--mem=8192M" in stated
+    assert "--time=1:00:00" in stated
+    jobs = fold_jobs(RUN, Site(), request, [], folds=3, opened=False, debug_comm=False)
+    asking = [kind for kind, job in jobs.items() if "--time=" in render_sbatch(job, Site())]
+    assert asking == [TRAIN], "other jobs are not planned"
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -185,7 +203,8 @@ def test_a_hostile_text_is_refused_or_stays_one_word(
     assert sorted(path.name for path in folder.iterdir()) == ["calls", "job", "noting"], f"{field} {text!r} ran"
     known = {"srun", "env", "module", "conda", "source", "not-found", "scontrol"}
     assert {call[0] for call in calls} <= known
-    assert [call[1] for call in calls if call[0] == "not-found"] in ([], ["python"], ["apptainer"], ["ch-run"], [text])
+    missing = {call[1] for call in calls if call[0] == "not-found"}  # what says how it ended, and what writes the page
+    assert missing in (set(), {"python"}, {"apptainer"}, {"ch-run"}, {text})
     if field in ARRIVES:
         program, word = ARRIVES[field]
         given_text = str(run) if field == "run" else text

@@ -170,6 +170,31 @@ def test_requeued_by_hand_equals_undisturbed(
     assert "resume" in (run / "events.jsonl").read_text()
 
 
+def test_a_job_is_watched_from_outside(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    """While it waits for nodes, and to its end; what its ranks use is known from the folder that they share."""
+    run = tmp_path / "run"
+    with idle_slurm.occupy(NODES):
+        words = ["--nodes", 2, "--devices", 1, "--run", run, "--detach"]
+        assert on_slurm("train", write_config(**SHORT), *words).code == 0
+        view = cli("watch", run, "--json", env=idle_slurm.environ).json
+        assert (view["state"], view["job"]) == ("queued", last_job(run))
+        assert re.fullmatch(r"the job is pending \((Resources|Priority|None)\)|the job is pending", view["why"])
+    done = cli("watch", run, env=idle_slurm.environ)
+    assert done.code == 0, done.err
+    first, *_, last = done.out.splitlines()
+    assert f"queued, job {last_job(run)}: the job is pending" in first or "running" in first
+    assert re.search(r"done, job \d+  step 5/5  epoch 1/1", last)
+    ranks = cli("watch", run, "--json").json["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert len({rank["host"] for rank in ranks} & set(NODES)) == 2
+
+
 @pytest.mark.cluster
 def test_the_time_limit_is_only_a_pause(
     on_slurm: Callable[..., Finished],

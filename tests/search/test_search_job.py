@@ -76,7 +76,7 @@ def node_of(reports: Path, index: int = 0) -> str:
 
 
 def nodes_of_trials(folder: Path) -> set[str]:
-    return {node_of(reports) for reports in folder.glob("trials/*/logs/*")}
+    return {node_of(reports) for reports in folder.glob("trials/*/logs/*-*")}
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def test_a_run_killed_before_its_first_checkpoint_tells_its_story_once(
 def test_a_killed_rank_is_named_and_the_run_can_go_on(
     session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
 ) -> None:
-    run, config = tmp_path / "run", write_config(train__epochs=30)
+    run, config = tmp_path / "run", write_config(train__epochs=30, validate__every=30)
     with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
         wait_for_step(run, 8)
         victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
@@ -158,7 +158,7 @@ def test_a_killed_rank_is_named_and_the_run_can_go_on(
 def test_a_rank_that_hangs_is_named_and_the_run_goes_on_where_it_may(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
 ) -> None:
-    run, config = tmp_path / "run", write_config(train__epochs=30, train__timeout_s=3)
+    run, config = tmp_path / "run", write_config(train__epochs=30, validate__every=30, train__timeout_s=3)
     with start(session_environ, "train", config, "--run", run, "--devices", 2, "--restarts", 1) as job:
         wait_for_step(run, 8)
         victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))

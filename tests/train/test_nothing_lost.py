@@ -128,6 +128,17 @@ def test_the_best_is_found_again_after_a_kill_before_it_was_named(
     assert metrics["summary"]["dice/mean"]["mean"] == metrics["best"]["value"]
 
 
+def test_what_killed_writers_left_goes_with_the_next_start(train: Callable[..., Finished], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert train("run", train__stop_after={"steps": 2}).code == 75
+    left = [path.with_name(f".{path.name}.0123abcd.tmp") for path in run.written_whole]
+    others = run.root / ".report.html.0123abcd.tmp"  # which somebody may write just now
+    for path in (*left, others):
+        path.write_text("part")
+    assert train("run", train__stop_after={"steps": 2}).code == 75
+    assert [path for path in (*left, others) if path.exists()] == [others]
+
+
 def test_a_damaged_best_does_not_keep_a_run_from_its_end(train: Callable[..., Finished], tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     fields = {"optimizer__lr": 1e-12, "train__epochs": 3}  # nothing is learnt, so the first validation stays the best

@@ -21,9 +21,11 @@ from voxscale.errors import ConfigError
 from voxscale.train.optimize import (
     OPTIMIZERS,
     build_optimizer,
+    can_skip,
     learning_rate,
     optimizer_tensors,
     restore_optimizer,
+    skip_when,
 )
 
 Scheduler = Callable[[torch.optim.Optimizer], Any]
@@ -196,3 +198,18 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(options: dict[str, Any]) -
 
 def test_every_optimizer_is_tried() -> None:
     assert {options["name"] for options in VARIANTS} == OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_the_device_leaves_steps_out_by_itself(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = OPTIMIZERS[name]([parameter], lr=0.1)
+    assert can_skip(optimizer)
+    parameter.grad = torch.full((3,), float("nan"))
+    skip_when(optimizer, torch.tensor(True))
+    optimizer.step()
+    assert parameter.tolist() == [1.0, 1.0, 1.0]
+    parameter.grad = torch.ones(3)
+    skip_when(optimizer, torch.tensor(False))
+    optimizer.step()
+    assert max(parameter.tolist()) < 1.0

@@ -1,15 +1,19 @@
-"""The verbs, nothing else. Next to nothing is imported here: a login node answers at once."""
+"""The verbs, nothing else. Next to nothing is imported here: a login node answers at once.
 
-from __future__ import annotations
+Annotations are objects in this room, not texts: typer would evaluate these twice for every option of every verb.
+"""
 
 from typing import Annotated
 
 import typer
 
-from voxscale.cli.cluster import cancel, runs, sites
+from voxscale.cli.cluster import cancel, runs, sites, watch
 from voxscale.cli.data import doctor, init, prepare, show
+from voxscale.cli.exporting import export
 from voxscale.cli.images import image as images
 from voxscale.cli.launching import PASS_ON, launch
+from voxscale.cli.planning import plan, scale
+from voxscale.cli.reporting import report
 from voxscale.cli.searching import search
 from voxscale.cli.training import demo, evaluate, predict, train
 from voxscale.command import run_verb
@@ -40,11 +44,15 @@ def _options(
     return
 
 
-for verb in (demo, init, doctor, show, prepare, train, search, evaluate, predict):
+for verb in (demo, init, doctor, show, prepare, plan, train, search, evaluate, predict):
     app.command()(verb)
+app.command(context_settings=PASS_ON)(scale)
 app.command(context_settings=PASS_ON)(launch)
 app.command()(runs)
+app.command()(watch)
+app.command()(report)
 app.command()(cancel)
+app.command()(export)
 app.add_typer(sites, name="site")
 app.add_typer(images, name="image")
 

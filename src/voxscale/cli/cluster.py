@@ -1,7 +1,5 @@
 """Verbs about what runs, and where."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +24,29 @@ def runs(
         {"runs": [row.as_json() for row in rows]},
         render_runs(rows) if rows else f"no runs in {folder}",
     )
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a search or a folder of folds.")],
+    once: Annotated[bool, typer.Option("--once", help="Show the present state and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the present state as one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Watch a run while it trains, wherever that is: progress, time left, speed, losses, and what each rank uses.
+
+    Reads the run folder alone. Ends with the run: 0 when it is done, 1 when it failed, 75 when it stopped early.
+    Ctrl-C leaves the run alone. Without a terminal it prints a line for each change.
+    """
+    from voxscale.report.watch_text import render_view
+    from voxscale.report.watched import open_watched
+    from voxscale.report.watching import watch
+
+    watched = open_watched(run, os.environ)
+    if once or as_json:
+        view = watched.look()
+        answer(as_json, view.as_json(), "\n".join(render_view(view)))
+        return
+    watch(watched)
 
 
 def cancel(run: RunPath, as_json: Json = False, debug: Debug = False) -> None:

@@ -1,7 +1,5 @@
 """Verbs that look at data and prepare them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verbs about container images."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal

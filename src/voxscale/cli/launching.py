@@ -1,7 +1,5 @@
 """The verb that runs a user's own script."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -66,7 +64,7 @@ def launch(
     from voxscale.files import read_json
     from voxscale.launch.given import apart_from_site, placed, placed_on_ray
     from voxscale.launch.ray_job import refuse_with_ray
-    from voxscale.launch.ray_run import launch_on_ray, script_commands_on_ray
+    from voxscale.launch.ray_script import launch_on_ray, script_commands_on_ray
     from voxscale.launch.sbatch import render_sbatch
     from voxscale.launch.script import choose_folder, command_here, launch_here, make_script
     from voxscale.launch.script_job import draft_script_job, launch_on_slurm

@@ -1,7 +1,5 @@
 """The verb that searches."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -39,6 +37,7 @@ def search(
     """
     from voxscale.files import read_json
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, refuse_for_ray
+    from voxscale.report.write import refresh_report, reporting, seen_in
     from voxscale.search.drive import search_here
     from voxscale.search.job import draft_search_job, search_on_slurm
     from voxscale.search.opening import draft_search
@@ -55,8 +54,11 @@ def search(
             rows, text = render_trials(settled)
             answer(as_json, {"search": str(root), "trials": rows}, text)
             return
-        metrics, text = search_here(settled, root, os.environ, address=address, fresh=fresh)
-        answer(as_json, {"search": str(root), **metrics}, text)
+        with reporting(root):
+            metrics, text = search_here(settled, root, os.environ, address=address, fresh=fresh)
+        page = refresh_report(root)
+        content = {"search": str(root), "report": str(page) if page else None, **metrics}
+        answer(as_json, content, text + seen_in(page))
         return
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, detach=detach)
     if place is None or address is not None:
@@ -74,5 +76,6 @@ def search(
         content = {"search": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
         answer(as_json, content, f"search folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
         return
-    metrics = read_json(root / "metrics.json")
-    answer(as_json, {"search": str(root), **metrics}, render_outcome(root, metrics))
+    metrics, page = read_json(root / "metrics.json"), refresh_report(root)
+    content = {"search": str(root), "report": str(page) if page else None, **metrics}
+    answer(as_json, content, render_outcome(root, metrics) + seen_in(page))

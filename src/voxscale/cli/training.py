@@ -1,14 +1,12 @@
 """Verbs that train, evaluate and predict."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -61,17 +59,20 @@ def demo(
     from voxscale.launch.demo import make_plain_demo, render_scores, score_demo, score_threshold, write_demo
     from voxscale.launch.start import train_here
     from voxscale.report.listing import is_finished
+    from voxscale.report.write import refresh_report, reporting, seen_in
 
     began = time.monotonic()
     out = (out or Path("runs") / (f"demo-{like}" if like else "demo")).resolve()
     config, root = write_demo(like, out, overrides or ()) if like else (make_plain_demo(out, overrides or ()), out)
-    opened = train_here(config, root, os.environ, devices=devices, fresh=is_finished(root))
+    with reporting(root):
+        opened = train_here(config, root, os.environ, devices=devices, fresh=is_finished(root))
+    page = refresh_report(opened.run.root)
     scores = score_demo(opened) | ({} if like else {"threshold_dice": score_threshold(opened)})
     seconds = time.monotonic() - began
     answer(
         as_json,
-        {"run": str(opened.run.root), **scores, "time_s": round(seconds, 1)},
-        f"{render_scores(scores)}, {seconds:.0f} s, run folder {opened.run.root}",
+        {"run": str(opened.run.root), "report": str(page) if page else None, **scores, "time_s": round(seconds, 1)},
+        f"{render_scores(scores)}, {seconds:.0f} s, run folder {opened.run.root}{seen_in(page)}",
     )
 
 
@@ -99,6 +100,9 @@ def train(
     detach: Detach = False,
     after: After = None,
     debug_comm: DebugComm = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Trace a few steps of each rank into DIR/profile, and say what cost most.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -113,6 +117,8 @@ def train(
     from voxscale.launch.ray_run import commands_on_ray, train_on_ray
     from voxscale.launch.start import commands_for, train_here
     from voxscale.report.summary import render_folds, render_training
+    from voxscale.report.write import refresh_report, reporting, seen_in
+    from voxscale.runs import runs_of
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ, say=partial(print, file=sys.stderr))
@@ -120,11 +126,11 @@ def train(
     of_jobs = {"after": after, "detach": detach}
     on_ray = placed_on_ray(
         on, address, nodes, devices, site or of_site,
-        debug_comm=debug_comm, restarts=restarts, **of_jobs, no_start=no_start,
+        debug_comm=debug_comm, restarts=restarts, profile=profile, **of_jobs, no_start=no_start,
     )  # fmt: skip
     place = placed(
         on, nodes, devices, site, of_site, os.environ,
-        after=after, debug_comm=debug_comm, detach=detach, restarts=restarts,
+        after=after, debug_comm=debug_comm, detach=detach, restarts=restarts, profile=profile,
     )  # fmt: skip
     if place is not None:
         from voxscale.launch.cluster_run import draft_submission, train_on_slurm
@@ -134,7 +140,8 @@ def train(
             texts = submission.as_texts()
             answer(as_json, {"run": str(root), "jobs": texts}, "\n".join(text for _, text in texts))
             return
-        jobs = train_on_slurm(submission, os.environ, detach=detach)
+        with reporting(root):
+            jobs = train_on_slurm(submission, os.environ, detach=detach)
         if detach and jobs:
             content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
@@ -144,25 +151,34 @@ def train(
         if on_ray is not None:
             commands = commands_on_ray(settled, root, os.environ, on_ray, fresh=fresh, folds=folds is not None)
         else:
-            commands = list_commands(settled, root, os.environ, devices=devices, fresh=fresh, write=no_start)
+            commands = list_commands(
+                settled, root, os.environ, devices=devices, fresh=fresh, write=no_start, profile=profile
+            )
         text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
         answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
         return
     else:
         train_one = (
-            partial(train_here, environ=os.environ, devices=devices, fresh=fresh, restarts=restarts or 0)
+            partial(
+                train_here, environ=os.environ, devices=devices, fresh=fresh, restarts=restarts or 0, profile=profile
+            )
             if on_ray is None
             else partial(train_on_ray, environ=os.environ, place=on_ray, fresh=fresh)
         )
-        if folds is not None:
-            train_folds(settled, root, os.environ, train_one)
-        else:
-            train_one(settled, root)
-    metrics = read_json(root / "metrics.json")
+        with reporting(root):
+            if folds is not None:
+                train_folds(settled, root, os.environ, train_one)
+            else:
+                train_one(settled, root)
+    metrics, page = read_json(root / "metrics.json"), refresh_report(root)
     text = (
         f"{render_folds(metrics)}\nrun folders in {root}" if folds else f"{render_training(metrics)}, run folder {root}"
     )
-    answer(as_json, {"run": str(root), **metrics}, text)
+    traced = [each for each in runs_of(root) if each.top_costs.exists()] if profile else []
+    where = {"profile": [str(each.top_costs.parent) for each in traced]} if profile else {}
+    costs = [each.top_costs.read_text().rstrip() for each in traced]
+    told: dict[str, Any] = {"run": str(root), "report": str(page) if page else None, **metrics, **where}
+    answer(as_json, told, "\n\n".join([text + seen_in(page), *costs]))
 
 
 def evaluate(
@@ -210,6 +226,7 @@ def evaluate(
     from voxscale.launch.machine import look_at_machine
     from voxscale.plan.resources import choose_devices
     from voxscale.report.summary import render_summary
+    from voxscale.report.write import refresh_report, seen_in
     from voxscale.runs import RunFolder
 
     out = RunFolder(run.resolve()).evaluation(
@@ -223,15 +240,16 @@ def evaluate(
 
         jobs = evaluate_on_slurm(given_runs(run), run.resolve(), choice, os.environ, place)
         if detach and jobs:
-            content = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
-            answer(as_json, content, f"the evaluation will be in {out}")
+            submitted = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
+            answer(as_json, submitted, f"the evaluation will be in {out}")
             return
     else:
         machine = look_at_machine()
         count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
         evaluate_local(given_runs(run), count, os.environ, choice)
-    metrics = read_json(out / "metrics.json")
-    answer(as_json, {"evaluation": str(out), **metrics}, f"{render_summary(metrics['summary'])}\nwrote {out}")
+    metrics, page = read_json(out / "metrics.json"), refresh_report(run)
+    content: dict[str, Any] = {"evaluation": str(out), "report": str(page) if page else None, **metrics}
+    answer(as_json, content, f"{render_summary(metrics['summary'])}\nwrote {out}{seen_in(page)}")
 
 
 def predict(

@@ -158,7 +158,11 @@ def plain(config: BaseModel) -> dict[str, Any]:
 
 
 def render_config(config: BaseModel) -> str:
-    return yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
+    return render_fields(plain(config))
+
+
+def render_fields(fields: dict[str, Any]) -> str:
+    return str(yaml.dump(fields, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100))
 
 
 def given_fields(overrides: Iterable[str], section: str) -> dict[str, Any]:
@@ -197,7 +201,7 @@ def identity(config: Config) -> str:
 
 _FREE_TO_CHANGE = (
     *("loader.", "checkpoint.", "log", "track", "data.store"),
-    *("train.devices", "train.stop_after", "train.backend"),
+    *("train.devices", "train.stop_after", "train.backend", "train.timeout_s", "validate.previews"),
 )
 
 

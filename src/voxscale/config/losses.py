@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 
-from voxscale.config.base import Section, chosen_by_name
+from voxscale.config.base import Section
+from voxscale.config.own import OWN, FunctionName, chosen_by_name_or_own
 
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
@@ -107,6 +108,20 @@ class CrossEntropyOptions(OutcomeLoss):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
+class OwnLossOptions(Section):
+    """A user's own loss, of whatever task: `function(output, target, **options)` returns a number, or a row of
+    numbers, for each sample. `reduce` makes one number of the rows of the whole global batch; null: their mean.
+    """
+
+    name: FunctionName = OWN
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    reduce: FunctionName | None = None
+
+    @property
+    def batch(self) -> bool:
+        return self.reduce is not None
+
+
 LossOptions = Annotated[
     Annotated[DiceOptions, Tag("dice")]
     | Annotated[DiceCEOptions, Tag("dice_ce")]
@@ -115,8 +130,9 @@ LossOptions = Annotated[
     | Annotated[CoxOptions, Tag("cox")]
     | Annotated[MSEOptions, Tag("mse")]
     | Annotated[HuberOptions, Tag("huber")]
-    | Annotated[CrossEntropyOptions, Tag("cross_entropy")],
-    Discriminator(chosen_by_name("dice_ce")),
+    | Annotated[CrossEntropyOptions, Tag("cross_entropy")]
+    | Annotated[OwnLossOptions, Tag(OWN)],
+    Discriminator(chosen_by_name_or_own("dice_ce")),
 ]
 LOSSES: dict[str, tuple[str, ...]] = {
     "segmentation": ("dice", "dice_ce", "dice_focal", "soft_dice"),

@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
-from voxscale.config.base import Positive, Section, chosen_by_name
+from voxscale.config.base import Positive, Section
+from voxscale.config.own import OWN, FunctionName, chosen_by_name_or_own
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 Levels = Annotated[tuple[Positive, ...], Field(min_length=2)]
 Four = tuple[Positive, Positive, Positive, Positive]
-
-OWN = "package.module:function"
 
 
 class Network(Section):
@@ -297,7 +296,7 @@ class OwnOptions(Section):
     What the other networks know of themselves is stated here: by what each edge must divide, and the rest.
     """
 
-    name: Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")] = OWN
+    name: FunctionName = OWN
     options: dict[str, JsonValue] = Field(default_factory=dict)
     stride: Positive = 1
     fixed_size: bool = False
@@ -326,12 +325,6 @@ class OwnOptions(Section):
 _DERIVED = ("in_channels", "out_channels")
 
 
-def _choose(value: Any) -> str | None:
-    """A name with a colon is a function of the user's."""
-    name = chosen_by_name("unet")(value)
-    return OWN if name is not None and ":" in name else name
-
-
 ModelOptions = Annotated[
     Annotated[UNetOptions, Tag("unet")]
     | Annotated[SegResNetOptions, Tag("segresnet")]
@@ -341,14 +334,19 @@ ModelOptions = Annotated[
     | Annotated[DistMISOptions, Tag("distmis_unet")]
     | Annotated[ResNetOptions, Tag("resnet")]
     | Annotated[OwnOptions, Tag(OWN)],
-    Discriminator(_choose),
+    Discriminator(chosen_by_name_or_own("unet")),
 ]
+
+
+_LARGEST_STRIDE = 2**20  # an edge that no volume has
 
 
 def size_problems(model: Any, field: str, size: tuple[int, int, int]) -> list[str]:
     """Why the network cannot take an input of this size, if it cannot."""
     if model.flat and size[2] != 1:
         return [f"{field} {list(size)}: found {size[2]} slices, expected 1 as model.dims is 2, or model.dims 3"]
+    if model.stride > _LARGEST_STRIDE:
+        return [f"{field} {list(size)} does not fit the model's strides, beyond {_LARGEST_STRIDE}; take levels out"]
     nearest = [max(model.stride, round(n / model.stride) * model.stride) for n in size]
     if any(n % model.stride for n in size):
         return [f"{field} {list(size)} does not fit the model's strides ({model.stride}); nearest: {nearest}"]

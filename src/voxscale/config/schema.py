@@ -17,7 +17,7 @@ from pydantic import (
 from voxscale.config.base import Fraction, Positive, Section, Seed, Size
 from voxscale.config.data import Data
 from voxscale.config.horizons import Horizon
-from voxscale.config.losses import LOSSES, DiceCEOptions, LossOptions
+from voxscale.config.losses import LOSSES, DiceCEOptions, LossOptions, OwnLossOptions
 from voxscale.config.models import ModelOptions, UNetOptions, size_problems
 from voxscale.config.search import Search
 from voxscale.config.training import (
@@ -117,6 +117,7 @@ class Validate(Section):
     tolerance_mm: Annotated[float, Field(gt=0)] = 1.0
     horizons: tuple[Horizon, ...] | None = None
     metric: str = "dice/mean"
+    previews: Annotated[int, Field(ge=0, le=500)] = 20
 
 
 class Checkpoint(Section):
@@ -234,7 +235,8 @@ def exact_problems(config: Config) -> list[str]:
 def task_problems(config: Config) -> list[str]:
     """What does not go with the task."""
     problems = []
-    if config.loss.name not in (expected := LOSSES[config.task]):
+    is_own = isinstance(config.loss, OwnLossOptions)
+    if not is_own and config.loss.name not in (expected := LOSSES[config.task]):
         problems.append(f"loss: found {config.loss.name}, expected {' or '.join(expected)} for {config.task}")
     if config.predicts_outcomes:
         if config.data.regions is not None:

@@ -208,11 +208,6 @@ class Site(Section):
                 raise ValueError(f"extra {option!r}: this is set by {OWN_OPTIONS[name if name in own else own[0]]}")
         return self
 
-    @property
-    def signal_before_limit_s(self) -> int:
-        """When a training is told to save: as stated, but not before half of its time is over."""
-        return self.signal_s if self.time is None else max(10, min(self.signal_s, seconds_of(self.time) // 2))
-
 
 def find_site(name: str | None, environ: Mapping[str, str]) -> Path | None:
     """The file of a site: `name` is a file or the name of one; without it, site.yaml in the current folder if any."""

@@ -30,7 +30,8 @@ from voxscale.data.formats import table
 from voxscale.data.formats.sources import VOLUME_ENDINGS, shown
 from voxscale.data.images import IMAGE_ENDINGS
 from voxscale.data.outcome_columns import OutcomeColumns, outcome_columns
-from voxscale.data.outcomes import Categorical, Numeric, Outcomes, examine_outcomes, target_strata
+from voxscale.data.outcome_encoding import Categorical, Numeric
+from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
 from voxscale.data.split import num_folds, split_cases
 from voxscale.errors import ConfigError, DataError
 

@@ -6,8 +6,12 @@ last.
 
 from __future__ import annotations
 
+import logging
+import os
+import struct
 import threading
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +31,14 @@ _KINDS = ("PNG", "JPEG", "BMP", "TIFF")
 _GREY, _DEEP_GREY = ("1", "L"), ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _COLOURS = ("RGB", "P", "RGBX")
 _WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
+_PNG_SIGN = b"\x89PNG\r\n\x1a\n"
+_ADAM7 = (  # the pictures that an interlaced one is made of: x and y of the first pixel, and how far it is to the next
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+    *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+)
+_BLOCK = 1 << 20
 _ONE_AT_A_TIME = threading.Lock()
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # Pillow prints what it finds in a header
 
 
 def is_image(path: Path) -> bool:
@@ -56,7 +67,9 @@ def read_image(path: Path) -> tuple[NDArray[Any], str]:
         raise ValueError(error.strerror or str(error)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"more than {Image.MAX_IMAGE_PIXELS} pixels, as a decompression bomb has") from error
-    except Exception as error:  # a decoder of a damaged file may raise anything: struct.error, SyntaxError, KeyError …
+    except (LookupError, TypeError, AttributeError) as error:  # what a decoder stumbles over is no reason for users
+        raise ValueError("its parts contradict each other, or some are missing") from error
+    except Exception as error:  # a decoder of a damaged file may raise anything: struct.error, SyntaxError …
         raise ValueError(str(error) or type(error).__name__) from error
     return pixels.swapaxes(0, 1)[:, :, None], ", ".join(filter(None, (lost, dropped)))
 
@@ -110,6 +123,37 @@ def _verify(file: BinaryIO) -> None:
     image = _open(file)
     if image.format == "PNG":
         image.verify()
+        _check_rows(file)
+
+
+def _check_rows(file: BinaryIO) -> None:
+    """Refuse a PNG that packs other than as many bytes as its header promises: Pillow shows black for what is missing.
+
+    Checksums cover each chunk, not whether all are there.
+    """
+    file.seek(len(_PNG_SIGN))
+    found, expected, unpacker = 0, 0, zlib.decompressobj()
+    while len(start := file.read(8)) == 8:
+        length, name = struct.unpack(">I4s", start)
+        content = file.read(length)
+        file.seek(4, os.SEEK_CUR)
+        if name == b"IHDR":
+            expected = _num_bytes(*struct.unpack(">IIBBBBB", content[:13]))
+        while name == b"IDAT" and content and found <= expected:
+            found += len(unpacker.decompress(content, _BLOCK))
+            content = unpacker.unconsumed_tail
+    if found != expected:
+        raise ValueError(
+            f"holds {'more' if found > expected else 'less'} than the {expected} bytes its header promises"
+        )
+
+
+def _num_bytes(width: int, height: int, depth: int, kind: int, _: int, __: int, interlaced: int) -> int:
+    """Of all rows, each of which begins with the number of its filter; interlaced they are those of seven pictures."""
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[kind]
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    sizes = [(-((x - width) // dx), -((y - height) // dy)) for x, y, dx, dy in passes]
+    return sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if min(columns, rows) > 0)
 
 
 def _check_kind(image: Image.Image) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from voxscale.data.formats.sources import shown
-from voxscale.data.outcomes import Categorical, Outcomes
+from voxscale.data.outcome_encoding import Categorical
+from voxscale.data.outcomes import Outcomes
 
 _ROUNDED = 1e-6  # of a deviation, which is kept in 32 bits
 

@@ -59,7 +59,7 @@ def draw_case(prepared: PreparedCase, channels: Sequence[str]) -> Iterator[Pictu
     label = _label(prepared)
     centre = _centre(label)
     names = list(channels) or [f"channel {n}" for n in range(len(prepared.image_cxyz))]
-    greys = _to_bytes(prepared.image_cxyz)
+    greys = to_greys(prepared.image_cxyz)
     spacing_mm = voxel_sizes(prepared.geometry.prepared_affine)
     for share in [0.5, *((np.arange(_FRAMES) + 0.5) / _FRAMES).tolist()]:
         at = [min(n - 1, int(2 * share * c) if share < 0.5 else int(c + (2 * share - 1) * (n - c)))
@@ -160,7 +160,8 @@ def _centre(label: Labels) -> list[int]:
     return [int(at[len(at) // 2]) if len(at) else n // 2 for at, n in zip(labelled, label.shape, strict=True)]
 
 
-def _to_bytes(image_cxyz: Floats) -> list[Picture]:
+def to_greys(image_cxyz: Floats) -> list[Picture]:
+    """Each channel as bytes, from its darkest voxels to its brightest but for the outermost."""
     return [_stretched(channel, *np.percentile(channel, (0.5, 99.5))) for channel in image_cxyz]
 
 

@@ -122,6 +122,11 @@ class Store:
         sizes: list[int] = self._rows["bytes"][row].tolist()
         return sizes
 
+    @property
+    def disk_bytes(self) -> int:
+        """What all cases take on disk."""
+        return int(self._rows["bytes"].sum())
+
     def nbytes(self, row: int) -> int:
         """How much memory the case takes, decompressed."""
         x, y, z = self.shape(row)

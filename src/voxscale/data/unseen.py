@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from voxscale.data.cases import Case
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import error, nearest, shown
-from voxscale.data.outcomes import FILL, Encoding, Outcomes, check_targets, encode
+from voxscale.data.outcome_encoding import Encoding
+from voxscale.data.outcomes import FILL, Outcomes, check_targets, encode
 
 MISSING_COLUMN = "columns"  # the one fault that is of no single case
 

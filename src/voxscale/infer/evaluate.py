@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from voxscale.data.cases import Case
 from voxscale.data.outcomes import Outcomes
 from voxscale.data.store import Store
-from voxscale.errors import BY_CODE, StoppedEarly, TrainingError, VoxscaleError
+from voxscale.errors import BY_CODE, LostContactError, StoppedEarly, TrainingError, VoxscaleError
 from voxscale.files import write_csv
 from voxscale.infer.ensemble import Ensemble
 from voxscale.infer.outcome import OutcomeMember, predict_together
-from voxscale.parallel import World, gather_records
+from voxscale.parallel import Pace, World, gather_records
 from voxscale.tasks import VolumeTask
 from voxscale.tasks.summary import Row
 from voxscale.terminal import progress
@@ -37,12 +38,13 @@ def evaluate_cases(
     show_progress: bool = False,
     stop: Callable[[], str] | None = None,
 ) -> list[Row]:
-    """One row per case, in the order of `cases`, the same on every rank. Ranks meet once, at the end.
+    """One row per case, in the order of `cases`, the same on every rank. Ranks wait for each other only at the end.
 
     A rank that fails comes there too, so that no other waits for it in vain; then all raise. `measure` gives what is
     known of a case, on the rank that has the case. `stop` gives a reason to stop, or nothing.
     """
-    mine = share_cases(cases, store, world.size)[world.rank]
+    shares = share_cases(cases, store, world.size)
+    mine, pace = shares[world.rank], Pace(world, device)
     records: list[Row] = []
     failure: Exception | None = None
     with progress("evaluating", len(mine), shown=show_progress and world.is_main) as advance:
@@ -58,12 +60,26 @@ def evaluate_cases(
                 records.append({"failed": _describe(error, case, world)})
                 break
             advance()
-    gathered = gather_records(records, world, device)
+            with _naming(shares):
+                pace.advance()
+    with _naming(shares):
+        pace.finish()
+    gathered = gather_records(records, world, device, together=True)
     if failure is not None and not isinstance(failure, VoxscaleError):
         raise failure  # its traceback goes into this rank's log
     _refuse_failures(gathered)
     by_case = {row["case"]: row for row in gathered}
     return [by_case[case.id] for case in cases]
+
+
+@contextmanager
+def _naming(shares: Sequence[Sequence[Case]]) -> Iterator[None]:
+    """A rank that is gone, or hangs, is told of with the cases it had to evaluate."""
+    try:
+        yield
+    except LostContactError as error:
+        error.cases = [[case.id for case in share] for share in shares]
+        raise
 
 
 def of_volumes(ensemble: Ensemble, task: VolumeTask, store: Store, *, full: bool, keep: Keep | None = None) -> Measure:

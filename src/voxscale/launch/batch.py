@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.files import locked, read_json, write_json, write_text
 from voxscale.launch.container import folders_of
 from voxscale.launch.image import make_ready
+from voxscale.launch.local import profile_words
 from voxscale.launch.sbatch import (
     Job,
     Request,
@@ -26,17 +27,18 @@ from voxscale.launch.sbatch import (
     render_once,
     render_ranks,
     render_sbatch,
+    signal_before_limit_s,
 )
 from voxscale.launch.slurm import JobState, cancel, expand_output, states_of, submit
 from voxscale.runs import RunFolder
 
-TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH = (
-    "train", "open", "collect", "evaluate", "prepare", "script", "check", "search"
+TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH, MEASURE = (
+    "train", "open", "collect", "evaluate", "prepare", "script", "check", "search", "measure"
 )  # fmt: skip
 
 
 _ADVANCING = frozenset({OPEN, TRAIN, COLLECT, SEARCH})  # jobs that carry a run on: one of them at a time
-_PROGRAMS = ("node.py", "meeting.py", "ranks.py", "as_rank.py", "ray_node.py")  # of which some need others
+_PROGRAMS = ("node.py", "meeting.py", "ranks.py", "as_rank.py", "ray_node.py", "ray_process.py")  # some need others
 END_S = 15  # of the time before the limit, for a job to end after its ranks have saved
 
 
@@ -79,9 +81,13 @@ def fold_jobs(
         name=f"{training.name}-collect",
         purpose=f"voxscale: bring the scores of {folds} folds together",
         folder=root,
-        request=replace(request, nodes=1),
+        request=replace(request, nodes=1, planned=None),
         lines=render_once(
-            site, request, python, ["-m", "voxscale.launch.folds", str(root), "--devices", str(request.devices)]
+            site,
+            request,
+            python,
+            ["-m", "voxscale.launch.folds", str(root), "--devices", str(request.devices)],
+            page_of=root,
         ),
     )
     opening = {} if opened else {OPEN: open_job(root, site, request, python, folds=True)}
@@ -97,6 +103,7 @@ def _training_job(
     root: Path, run: str, site: Site, request: Request, python: Sequence[str], *, debug_comm: bool
 ) -> Job:
     world = f"--world-size {request.world_size}"
+    traced = "".join(f" {word}" for word in profile_words(request.profile))
     return Job(
         name=job_name(root.name),
         purpose=f"voxscale: train {_described(request)}; by hand: sbatch THIS_FILE",
@@ -104,15 +111,16 @@ def _training_job(
         request=request,
         lines=render_ranks(
             run,
-            f'-m voxscale.train.worker "$run" --reports "$reports" {world}',
+            f'-m voxscale.train.worker "$run" --reports "$reports" {world}{traced}',
             site,
             request,
             python=python,
             program=RunFolder(root).node_program,
             finish=[*finish_words(request), world, '--limit "$limit"'],
-            node_options=("--echo first", f"--save-time {max(10, site.signal_before_limit_s - END_S)}"),
+            node_options=("--echo first", f"--save-time {max(10, signal_before_limit_s(site, request) - END_S)}"),
             resumes=True,
             is_own=True,
+            page=True,
         ),
         resumes=True,
         debug_comm=debug_comm,
@@ -138,25 +146,35 @@ def open_job(root: Path, site: Site, request: Request, python: Sequence[str], *,
     )
 
 
-def evaluate_job(
-    root: Path, site: Site, request: Request, binds: Sequence[Path], words: Sequence[str], *, debug_comm: bool
+def ranks_job(
+    root: Path,
+    site: Site,
+    request: Request,
+    binds: Sequence[Path],
+    words: Sequence[str],
+    *,
+    kind: str,
+    purpose: str,
+    node_options: Sequence[str] = (),
+    debug_comm: bool = False,
 ) -> Job:
-    """The job that evaluates runs; `words` are the options of `voxscale.train.evaluation`."""
+    """A job of ranks that leave no state but their reports; `words` are a module of ours and its arguments."""
     return Job(
-        name=f"{job_name(root.name)}-evaluate",
-        purpose=f"voxscale: evaluate {_described(request)}",
+        name=f"{job_name(root.name)}-{kind}",
+        purpose=f"voxscale: {purpose} {_described(request)}",
         folder=root,
         request=request,
         lines=render_ranks(
             shlex.quote(str(root)),
-            f'-m voxscale.train.evaluation {shlex.join(words)} --reports "$reports" --world-size {request.world_size}',
+            f'-m {shlex.join(words)} --reports "$reports" --world-size {request.world_size}',
             site,
             request,
             python=python_words(binds, site, gpus=request.gpus),
             program=RunFolder(root).node_program,
             finish=[*finish_words(request), "--evaluation"],
-            node_options=("--echo first",),
+            node_options=("--echo first", *node_options),
             is_own=True,
+            page=kind == EVALUATE,
         ),
         debug_comm=debug_comm,
         binds=tuple(binds),
@@ -262,10 +280,10 @@ def read_jobs(run: RunFolder) -> list[Submitted]:
         return []
 
 
-def refuse_if_queued(run: RunFolder, environ: Mapping[str, str]) -> None:
+def refuse_if_queued(run: RunFolder, environ: Mapping[str, str], kinds: Collection[str] = _ADVANCING) -> None:
     """A run that waits in the queue, or trains, is not submitted twice."""
     for job, state in unfinished_jobs(run, environ):
-        if job.kind in _ADVANCING:
+        if job.kind in kinds:
             raise InfrastructureError(
                 f"run {run.root}: job {job.id} is {state} for it already",
                 fix=f"wait for it, or cancel it: voxscale cancel {shlex.quote(str(run.root))}",

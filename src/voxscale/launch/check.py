@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
 from voxscale.files import read_json, remove
-from voxscale.launch.batch import CHECK, finish_words
+from voxscale.launch.batch import CHECK, ranks_job
 from voxscale.launch.cluster_run import run_on_slurm
 from voxscale.launch.placing import check_place, look_at_nodes, make_request
-from voxscale.launch.sbatch import Job, Placement, Request, job_name, python_words, refuse_unspeakable, render_ranks
+from voxscale.launch.sbatch import Placement, Request, refuse_unspeakable
 from voxscale.runs import RunFolder
 
 _CLOCK_S = 1.0
@@ -32,7 +31,12 @@ def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> di
     run = RunFolder(folder)
     out = run.launch / "site-check.json"
     remove(out)
-    run_on_slurm({CHECK: _check_job(folder, out, place.site, request)}, request, environ, place, nodes_of)
+    words = ["voxscale.train.survey", str(folder), "--out", str(out)]
+    job = ranks_job(
+        folder, place.site, request, [folder], words,
+        kind=CHECK, purpose="look at the ranks' hosts, devices, clocks and connections,", node_options=["--wait 60"],
+    )  # fmt: skip
+    run_on_slurm({CHECK: job}, request, environ, place, nodes_of)
     found: dict[str, Any] = read_json(out)
     return {**found, "findings": find_faults(found, place.site, request)}
 
@@ -81,26 +85,3 @@ def render_check(found: Mapping[str, Any]) -> str:
         lines.append(f"all-reduce {found['all_reduce_gb_s']:.2f} GB/s" + (f" over {via}" if via else ""))
     lines += [f"wrong: {finding}" for finding in found["findings"]] or ["nothing is wrong"]
     return "\n".join(lines)
-
-
-def _check_job(folder: Path, out: Path, site: Site, request: Request) -> Job:
-    world = f"--world-size {request.world_size}"
-    return Job(
-        name=job_name(folder.name),
-        purpose="voxscale: look at the ranks' hosts, devices, clocks and connections",
-        folder=folder,
-        request=request,
-        lines=render_ranks(
-            shlex.quote(str(folder)),
-            f'-m voxscale.train.survey "$run" --out {shlex.quote(str(out))} --reports "$reports" {world}',
-            site,
-            request,
-            python=python_words([folder], site, gpus=request.gpus),
-            program=RunFolder(folder).node_program,
-            finish=[*finish_words(request), "--evaluation"],
-            node_options=("--echo first", "--wait 60"),
-            is_own=True,
-        ),
-        binds=(folder,),
-        is_own=True,
-    )

@@ -16,18 +16,20 @@ from voxscale.data.formats import find_cases
 from voxscale.errors import BY_CODE, InfrastructureError, VoxscaleError
 from voxscale.files import read_json, write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
+from voxscale.launch.asking import plan_request
 from voxscale.launch.batch import (
     COLLECT,
     EVALUATE,
+    MEASURE,
     OPEN,
     PREPARE,
     TRAIN,
     Submitted,
     binds_of,
-    evaluate_job,
     fold_jobs,
     make_images_ready,
     prepare_job,
+    ranks_job,
     refuse_if_queued,
     submit_jobs,
     train_jobs,
@@ -37,7 +39,7 @@ from voxscale.launch.cluster import Cluster
 from voxscale.launch.folder import Draft, draft_run, is_prepared, move_aside, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import failure_of, follow
-from voxscale.launch.local import Evaluation, evaluation_words
+from voxscale.launch.local import EVALUATION, Evaluation, evaluation_words
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import (
     judge,
@@ -59,6 +61,7 @@ from voxscale.launch.placing import (
     within_limit,
 )
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
+from voxscale.launch.slurm import cancel
 from voxscale.plan.resources import Machine
 from voxscale.runs import RunFolder, error_files
 
@@ -108,10 +111,14 @@ def draft_submission(
     opened = is_prepared(config, environ)
     if is_of_one_node(root):
         print(f"warning: {root}: nodes rarely share this folder; choose another with --run", file=sys.stderr)
+    asked = request
+    if opened and isinstance(nodes_of, Cluster):
+        planned = plan_request(next(iter(each.values())), environ, place.site, request, nodes_of)
+        asked = replace(request, planned=planned)
     if folds:
-        jobs = fold_jobs(root, place.site, request, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
+        jobs = fold_jobs(root, place.site, asked, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
     else:
-        jobs = train_jobs(root, place.site, request, binds, opened=opened, debug_comm=place.debug_comm)
+        jobs = train_jobs(root, place.site, asked, binds, opened=opened, debug_comm=place.debug_comm)
     allocation = nodes_of if isinstance(nodes_of, Allocation) else None
     return Submission(root, place, config, drafts, jobs, request, opened, allocation)
 
@@ -191,8 +198,11 @@ def evaluate_on_slurm(
         given = config.model_copy(update={"data": config.data.model_copy(update=other)})
         binds += binds_for(given, root, environ, place.site)
     check_place(place.site, request, binds, nodes_of)
-    words = evaluation_words(runs, choice)
-    jobs = {EVALUATE: evaluate_job(root, place.site, request, binds, words, debug_comm=place.debug_comm)}
+    words = [EVALUATION, *evaluation_words(runs, choice)]
+    job = ranks_job(
+        root, place.site, request, binds, words, kind=EVALUATE, purpose="evaluate", debug_comm=place.debug_comm
+    )
+    jobs = {EVALUATE: job}
     waits = [job.id for job, _ in unfinished_jobs(RunFolder(root), environ) if job.kind in (TRAIN, COLLECT)]
     place = replace(place, after=(*place.after, *waits))
     return run_on_slurm(jobs, request, environ, place, nodes_of)
@@ -204,10 +214,12 @@ def run_on_slurm(
     environ: Mapping[str, str],
     place: Placement,
     nodes_of: Cluster | Allocation,
+    *,
+    may_leave: bool = True,
 ) -> list[Submitted]:
     """Run jobs that leave no state but their ranks' reports: in the allocation, or submitted and followed.
 
-    Raises what made them fail.
+    Raises what made them fail. Without `may_leave`, Ctrl-C cancels them.
     """
     run = RunFolder(next(iter(jobs.values())).folder)
     make_images_ready(jobs, place.site, environ)
@@ -220,13 +232,33 @@ def run_on_slurm(
     submitted = submit_jobs(jobs, place.site, environ, after=place.after)
     announce(submitted)
     if not place.detach:
-        state = follow(run, submitted, environ)
+        state = follow(run, submitted, environ, may_leave=may_leave)
         reports = newest_reports(run, of_job=submitted[-1].id)
         if reports != run.logs:
             _judge_reports(reports, request)
         if state.state != "COMPLETED":
             raise failure_of(state, run, submitted, environ)
     return submitted
+
+
+def measure_on_slurm(submission: Submission, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Open the run, or leave that to a job, and have the ranks of a job run a module of ours, named first in `words`.
+
+    The folder is the caller's to remove, so that nothing is left to run in it. Raises what made it fail.
+    """
+    _open(submission, environ)
+    site, request, jobs = submission.place.site, submission.request, submission.jobs
+    job = ranks_job(
+        submission.root, site, request, jobs[TRAIN].binds, words, kind=MEASURE, purpose="measure steps"
+    )  # fmt: skip
+    opening = {OPEN: jobs[OPEN]} if OPEN in jobs else {}
+    nodes_of = submission.allocation or look_at_nodes(environ)
+    try:
+        run_on_slurm({**opening, MEASURE: job}, request, environ, submission.place, nodes_of, may_leave=False)
+    except VoxscaleError:
+        cancel([each.id for each, _ in unfinished_jobs(RunFolder(submission.root), environ)], environ)
+        _refuse_unopened(submission)
+        raise
 
 
 def prepare_on_slurm(

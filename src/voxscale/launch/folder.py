@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from voxscale.config.load import differences, read_config, render_config
 from voxscale.config.models import OwnOptions
+from voxscale.config.own import find_function
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
@@ -179,12 +181,14 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
 
     Errors are raised, warnings returned.
     """
-    from voxscale.models.own import find_function
     from voxscale.tasks import build_outcome_task, build_task
+    from voxscale.tasks.own import OwnLoss
     from voxscale.train.start import find_start
 
     if isinstance(config.model, OwnOptions):
-        find_function(config.model.name)
+        find_function("model.name", config.model.name)
+    if (loss := OwnLoss.of(config.loss)) is not None:
+        loss.check()
     if config.train.init_from is not None:
         find_start(Path(config.train.init_from))
     if config.predicts_outcomes:
@@ -225,7 +229,7 @@ def _held_config(run: RunFolder, asked: Config) -> Config:
 
 def _with_free_fields(held: Config, asked: Config) -> Config:
     """What cannot change the result is taken as asked for."""
-    of_train = {name: getattr(asked.train, name) for name in ("devices", "stop_after", "backend")}
+    of_train = {name: getattr(asked.train, name) for name in ("devices", "stop_after", "backend", "timeout_s")}
     train = held.train.model_copy(update=of_train)
     data = held.data.model_copy(update={"store": asked.data.store})
     free = {name: getattr(asked, name) for name in ("loader", "checkpoint", "log", "track")}
@@ -252,10 +256,7 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcome
     run = draft.run
     try:
         if run.exists and not draft.fresh:
-            raise InfrastructureError(
-                f"run {run.root}: was made by another process while this one prepared its data",
-                fix="start the same command again to continue it, or choose another folder with --run",
-            )
+            raise _made_meanwhile(run)
         if run.exists:
             move_aside(run)
         if run.launch.exists():
@@ -267,9 +268,20 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcome
             temporary.mkdir(mode=0o700)
             _fill(RunFolder(temporary), draft, cases, plan, outcomes)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and run.exists:
+            raise _made_meanwhile(run) from error
         raise InfrastructureError(
             f"run folder {run.root}: cannot be written: {error.strerror}", fix="choose a writable folder with --run"
         ) from error
+
+
+def _made_meanwhile(run: RunFolder) -> InfrastructureError:
+    """Raises, with its name, if whoever made the run already trains it."""
+    refuse_if_live(run)
+    return InfrastructureError(
+        f"run {run.root}: was made by another process while this one prepared its data",
+        fix="start the same command again to continue it, or choose another folder with --run",
+    )
 
 
 def _fill(run: RunFolder, draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcomes | None) -> None:

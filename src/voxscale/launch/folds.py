@@ -56,16 +56,12 @@ def collect_folds(
     return _bring_together(config, runs, RunFolder(root), _test_together(runs, root, devices, environ))
 
 
-def fold_commands(
-    config: Config, root: Path, environ: Mapping[str, str], *, devices: str, fresh: bool, write: bool
-) -> list[tuple[str, str]]:
+def fold_commands(config: Config, root: Path, environ: Mapping[str, str], **options: Any) -> list[tuple[str, str]]:
     """Lines for starting each fold by hand, as `commands_for` gives them for one run."""
     return [
         (f"fold {fold}, {purpose}", command)
         for fold in range(1, count_folds(config) + 1)
-        for purpose, command in commands_for(
-            with_fold(config, fold), root / f"fold-{fold}", environ, devices=devices, fresh=fresh, write=write
-        )
+        for purpose, command in commands_for(with_fold(config, fold), root / f"fold-{fold}", environ, **options)
     ]
 
 

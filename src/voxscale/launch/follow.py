@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, TrainingError, VoxscaleError, printable
-from voxscale.files import read_json
+from voxscale.files import NewLines, read_json
 from voxscale.launch.batch import Submitted
 from voxscale.launch.slurm import JobState, cancel, exit_code_of, states_of
 from voxscale.runs import RunFolder
@@ -33,17 +33,19 @@ class Screen:
     move: Callable[[], None]
 
 
-def follow(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> JobState:
+def follow(
+    run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str], *, may_leave: bool = True
+) -> JobState:
     """Wait until all of the jobs are over, showing what happens. Returns the state of the first that did not end well,
     else of the last.
 
-    Ctrl-C asks whether to leave the jobs or cancel them.
+    Ctrl-C asks whether to leave the jobs or cancel them; without `may_leave` it cancels them.
     """
     try:
         with display(run) as screen:
             states = _watch(jobs, environ, screen)
     except KeyboardInterrupt:
-        raise _leave_or_cancel(run, jobs, environ) from None
+        raise _leave_or_cancel(run, jobs, environ, may_leave=may_leave) from None
     return next((state for state in states if state.state != "COMPLETED"), states[-1])
 
 
@@ -132,22 +134,13 @@ def _say_once(about: int, text: str, shown: dict[int, str], screen: Screen) -> N
 
 
 class Tail:
-    """The lines of a file that have not been shown yet; it may not be there at first."""
+    """Shows the lines of a file that are written from now on."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._rest = path, 0, b""
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._lines = NewLines(path, from_end=True)
 
     def show(self, screen: Screen) -> None:
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._offset)
-                block = stream.read()
-        except FileNotFoundError:
-            return
-        self._offset += len(block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
+        for line in self._lines.read():
             screen.say(printable(line.decode(errors="replace").expandtabs()))
 
 
@@ -189,11 +182,13 @@ def _last_step(events: Path) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def _leave_or_cancel(run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str]) -> StoppedEarly:
+def _leave_or_cancel(
+    run: RunFolder, jobs: Sequence[Submitted], environ: Mapping[str, str], *, may_leave: bool
+) -> StoppedEarly:
     numbers = [job.id for job in jobs]
     where = shlex.quote(str(run.root))
-    answer = ""
-    if sys.stdin.isatty():
+    answer = "" if may_leave else "c"
+    if may_leave and sys.stdin.isatty():
         try:
             answer = input(f"\nleave job {numbers[-1]} running, or cancel it? [L/c] ").strip().lower()
         except (EOFError, KeyboardInterrupt):

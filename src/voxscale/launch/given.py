@@ -73,14 +73,14 @@ def placed(
     debug_comm: bool = False,
     detach: bool = False,
     restarts: int | None = None,
+    profile: bool = False,
 ) -> Placement | None:
     """Where on a SLURM cluster to run; None is elsewhere."""
     if on == "ray":
         return None
     if on == "slurm":
-        return Placement(
-            read_site(site, environ, of_site), nodes, devices, tuple(after or ()), debug_comm, detach, restarts or 0
-        )
+        of_cluster = read_site(site, environ, of_site)
+        return Placement(of_cluster, nodes, devices, tuple(after or ()), debug_comm, detach, restarts or 0, profile)
     asked = {"--nodes": (nodes or 1) > 1, "--site": site, "site.…": of_site, "--after": after, "--detach": detach}
     if given := [name for name, value in asked.items() if value]:
         raise ConfigError(f"{', '.join(given)}: this is for a cluster", fix="add --on slurm, or leave it out")
@@ -96,6 +96,7 @@ def placed_on_ray(
     *,
     debug_comm: bool,
     restarts: int | None = None,
+    profile: bool = False,
     **of_jobs: object,
 ) -> RayPlacement | None:
     """Where on Ray to run, if that is asked for; `of_jobs` are options that only jobs have."""
@@ -104,7 +105,7 @@ def placed_on_ray(
             raise ConfigError("--address: this is for a Ray cluster", fix="add --on ray, or leave it out")
         return None
     refuse_for_ray(site=site, **of_jobs)
-    return RayPlacement(address, nodes, devices, debug_comm, RESTARTS if restarts is None else restarts)
+    return RayPlacement(address, nodes, devices, debug_comm, RESTARTS if restarts is None else restarts, profile)
 
 
 def refuse_for_ray(**of_jobs: object) -> None:

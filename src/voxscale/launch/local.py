@@ -12,7 +12,7 @@ from pathlib import Path
 from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.errors import StoppedEarly
-from voxscale.files import remove
+from voxscale.files import remove, remove_temporaries
 from voxscale.launch.meeting import Place
 from voxscale.launch.outcome import judge, read_failure
 from voxscale.launch.ranks import start_ranks
@@ -20,10 +20,10 @@ from voxscale.runs import RunFolder, error_files
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
 _WORKER = "voxscale.train.worker"
-_EVALUATION = "voxscale.train.evaluation"
+EVALUATION = "voxscale.train.evaluation"
 
 
-def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> None:
+def train_local(run: RunFolder, devices: int, environ: Mapping[str, str], *, profile: bool = False) -> None:
     """Train to the end. Raises what made the run fail or stop early."""
     sweep_shared_memory()
     if devices == 1:
@@ -33,12 +33,12 @@ def train_local(run: RunFolder, devices: int, environ: Mapping[str, str]) -> Non
 
         for leftover in error_files(run.logs):
             remove(leftover)
-        do_work(train_run, run, World(), environ)
+        do_work(partial(train_run, profile=profile), run, World(), environ)
         return
     failures: list[str] = []
     stopped: StoppedEarly | None = None
     try:
-        failures = _start_ranks([_WORKER, str(run.root)], run.logs, devices)
+        failures = _start_ranks([_WORKER, str(run.root), *profile_words(profile)], run.logs, devices)
     except StoppedEarly as signalled:
         stopped = signalled  # the ranks may have come far enough to say more
     finally:
@@ -69,11 +69,15 @@ def evaluate_local(runs: Sequence[RunFolder], devices: int, environ: Mapping[str
 
         do_work(partial(evaluate_run, **vars(choice), others=others), run, World(), environ)
         return
-    words = evaluation_words(runs, choice)
     with tempfile.TemporaryDirectory() as folder:  # a run may train, and be evaluated twice, at the same time
-        failures = _start_ranks([_EVALUATION, *words], Path(folder), devices)
-        if failures or error_files(Path(folder)):
-            raise read_failure(Path(folder), failures)
+        run_local([EVALUATION, *evaluation_words(runs, choice)], Path(folder), devices)
+
+
+def run_local(words: Sequence[str], reports: Path, devices: int) -> None:
+    """Run a module as ranks that leave no state but their reports. Raises what made them fail."""
+    failures = _start_ranks(words, reports, devices)
+    if failures or error_files(reports):
+        raise read_failure(reports, failures)
 
 
 def evaluation_words(runs: Sequence[RunFolder], choice: Evaluation) -> list[str]:
@@ -85,9 +89,14 @@ def evaluation_words(runs: Sequence[RunFolder], choice: Evaluation) -> list[str]
     return words + ([] if choice.mirror is None else ["--mirror" if choice.mirror else "--no-mirror"])
 
 
-def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
+def profile_words(profile: bool) -> list[str]:
+    """The argument that makes the worker trace some of its steps."""
+    return ["--profile"] if profile else []
+
+
+def render_commands(run: RunFolder, devices: int, *, profile: bool = False) -> list[tuple[str, str]]:
     """Lines for starting the run by hand, each with what it is for; on two nodes where the devices halve."""
-    worker = f"-m {_WORKER} {shlex.quote(str(run.root))}"
+    worker = shlex.join(["-m", _WORKER, str(run.root), *profile_words(profile)])
     two_nodes = f"--nnodes 2 --nproc-per-node {devices // 2}"
     lines = [
         ("one process", f"python {worker}"),
@@ -107,6 +116,7 @@ def render_commands(run: RunFolder, devices: int) -> list[tuple[str, str]]:
 def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[str]:
     for leftover in error_files(reports):
         remove(leftover)
+    remove_temporaries(reports)
     arguments = ["-m", *arguments, "--reports", str(reports)]
     failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S, watched=reports)
     if failures and received:

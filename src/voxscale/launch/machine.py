@@ -32,3 +32,10 @@ def _share_of_job(environ: Mapping[str, str]) -> int:
 def _has_gpu_driver() -> bool:
     """Without a driver there is no need to wait for torch to find no GPU."""
     return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists() or Path("/dev/dxg").exists()
+
+
+def gpu_name() -> str:
+    """What the first GPU calls itself."""
+    import torch
+
+    return torch.cuda.get_device_name(0)

@@ -29,6 +29,7 @@ from voxscale.runs import RunFolder, error_files
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
+_MOST_CASES = 10  # that are named
 LOST = "lost"  # a file among the reports of a job that lost a rank
 
 
@@ -91,9 +92,11 @@ def _silent_ranks(records: Sequence[dict[str, Any]], witness: dict[str, Any]) ->
     silent = [rank for rank in range(len(cases)) if all(record["rank"] != rank for record in records)]
     if not silent:
         return "", ""
-    theirs = ", ".join(dict.fromkeys(case for rank in silent for case in cases[rank]))
+    some = list(dict.fromkeys(case for rank in silent for case in cases[rank]))
+    theirs = ", ".join(some[:_MOST_CASES]) + (f" and {len(some) - _MOST_CASES} more" if len(some) > _MOST_CASES else "")
+    place = f" at step {witness['step']}" if witness["step"] else " while evaluating"
     names = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
-    return names, f" at step {witness['step']}" + (f", with cases {theirs}" if theirs else "")
+    return names, place + (f", with cases {theirs}" if theirs else "")
 
 
 def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:

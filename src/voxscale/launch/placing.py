@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
+from voxscale.config.losses import OwnLossOptions
 from voxscale.config.models import OwnOptions
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import Site
@@ -47,7 +48,7 @@ def make_request(
             most = max(most, int(place.devices))  # whether a node has so many is checked with all else
     machine = Machine(gpus=most if gpus else 0, cpus=most)
     devices, _ = choose_devices(place.devices, machine, batch, nodes=nodes, preferred=preferred)
-    return Request(nodes, devices, gpus=gpus, cpus=cpus, restarts=place.restarts)
+    return Request(nodes, devices, gpus=gpus, cpus=cpus, restarts=place.restarts, profile=place.profile)
 
 
 def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:
@@ -64,15 +65,21 @@ def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: C
 
 
 def own_code(config: Config) -> list[Path]:
-    """The folder that holds a user's own network, if the config names one."""
-    if not isinstance(config.model, OwnOptions):
-        return []
-    package = config.model.name.partition(":")[0].partition(".")[0]
+    """The folders that hold a user's own network and loss, if the config names them."""
+    names = [config.model.name] if isinstance(config.model, OwnOptions) else []
+    if isinstance(config.loss, OwnLossOptions):
+        names += [name for name in (config.loss.name, config.loss.reduce) if name is not None]
+    folders = [_folder_of(name.partition(":")[0].partition(".")[0]) for name in names]
+    return [*dict.fromkeys(folder for folder in folders if folder is not None)]
+
+
+def _folder_of(package: str) -> Path | None:
+    """Where a package or module stands; what is not found is said when the run is opened."""
     found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
     if found is None or found.origin is None:
-        return []  # said when the run is opened
+        return None
     file = Path(found.origin)
-    return [file.parent.parent if file.name == "__init__.py" else file.parent]
+    return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def with_code(site: Site, folders: Sequence[Path]) -> Site:

@@ -34,6 +34,7 @@ else:  # a copy, beside copies of these
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
 _PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
 _LOOK_S = 0.5  # between looks at what the ranks have reported
+_NEW_S = 5.0  # for an agent to lock the folder it has made
 _FLUSH_S = 5.0  # for the agent to end when no rank is left
 
 
@@ -185,9 +186,12 @@ def _agent_folder() -> Iterator[Path]:
     It is locked while it is used, and those of killed agents go.
     """
     for left in Path(tempfile.gettempdir()).glob("vx-agent-*"):
-        with contextlib.suppress(OSError), (left / "held").open("r+") as held:
-            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if not (left / "held").exists() and time.time() - left.stat().st_mtime < _NEW_S:
+                continue  # its agent may be about to lock it; else it was killed before
+            with (left / "held").open("a") as held:
+                fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="vx-agent-"))
     try:
         with (folder / "held").open("w") as held:

@@ -24,6 +24,7 @@ from voxscale.launch.ray_access import (
     check_token,
     credentials,
     deaf,
+    given_address,
     parse_address,
     private_folder,
     refuse_silent,
@@ -32,7 +33,7 @@ from voxscale.launch.ray_access import (
     variables,
 )
 from voxscale.launch.ray_cluster import LostHeadError, RayCluster, RayNode, Share
-from voxscale.launch.ray_node import FOREIGN
+from voxscale.launch.ray_process import FOREIGN
 from voxscale.plan.resources import Machine
 
 __all__ = [
@@ -62,17 +63,18 @@ def connected(address: str | None, environ: Mapping[str, str], machine: Machine)
     `address` is a cluster's HOST:PORT. Without it, one with all of `machine` is started for this process.
     """
     require_ray()
-    address = address or environ.get("RAY_ADDRESS") or None
-    is_ours = address is None or address == "local"
+    address = given_address(address, environ)
     with contextlib.ExitStack() as stack:
-        if address is None or address == "local":
+        if address is None:
             stack.enter_context(variables(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
             stack.enter_context(_own_cluster(machine))
         else:
             stack.enter_context(_joined(address, environ))
         import ray
 
-        cluster = RayCluster(str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()), is_ours)
+        cluster = RayCluster(
+            str(ray.get_runtime_context().gcs_address), tuple(look_at_nodes()), is_ours=address is None
+        )
         with _left_at_end(cluster):
             yield cluster
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import is_locked, locked
-from voxscale.launch.ray_node import RAY_PROGRAM
+from voxscale.launch.ray_process import RAY_PROGRAM
 
 _PREFIX, _LOCK = "vx-", "lock"
 _NEW_S = 60.0  # a lock may be about to be taken; and a killed cluster's own processes need the folder to end
@@ -72,6 +72,12 @@ def _sweep(parent: Path) -> None:
             is_old = time.time() - folder.stat().st_ctime > _NEW_S
             if is_old and lock.st_uid == os.getuid() and not is_locked(folder / _LOCK):
                 shutil.rmtree(folder)
+
+
+def given_address(address: str | None, environ: Mapping[str, str]) -> str | None:
+    """The cluster that is to be joined; None where one is started."""
+    address = address or environ.get("RAY_ADDRESS") or None
+    return None if address == "local" else address
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -40,6 +40,7 @@ def render_with_ray(
     node_options: Sequence[str] = (),
     resumes: bool = False,
     is_own: bool = False,
+    page: bool = False,
     saved: str = 'readlink "$run/checkpoints/last"',
 ) -> tuple[str, ...]:
     """The lines of a job that runs `python COMMAND` once, on its first node, with a Ray cluster over all its nodes.
@@ -61,6 +62,7 @@ def render_with_ray(
         finish=finish,
         resumes=resumes,
         is_own=is_own,
+        page=page,
         saved=saved,
     )
 

@@ -1,4 +1,4 @@
-"""Train, or run a user's script, on the nodes of a Ray cluster, by the same node program and ranks as on SLURM."""
+"""Train on the nodes of a Ray cluster, by the same node program and ranks as on SLURM."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from voxscale.config.load import with_fold
-from voxscale.config.schema import Config, PerDevice
+from voxscale.config.schema import Config
 from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, VoxscaleError
-from voxscale.files import read_json, write_json
+from voxscale.files import read_json
 from voxscale.launch.batch import copy_programs, refuse_if_queued
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
 from voxscale.launch.folds import count_folds
 from voxscale.launch.follow import Screen, Tail, display
-from voxscale.launch.local import SAVE_TIME_S
+from voxscale.launch.local import SAVE_TIME_S, profile_words
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.outcome import judge, node_failures, read_state, unsaid
+from voxscale.launch.outcome import judge, node_failures, read_failure, read_state, unsaid
 from voxscale.launch.ray import Group, RayCluster, RayNode, Share, connected, refuse_unfit, stopped_within
 from voxscale.launch.sbatch import DEBUG_COMMUNICATION, Request
-from voxscale.launch.script import Script, raise_outcome, shown, write_folder
-from voxscale.launch.script_end import finish
-from voxscale.plan.resources import Machine, choose_devices
+from voxscale.plan.resources import Machine
 from voxscale.runs import RunFolder, error_files
-from voxscale.train.ownership import claimed, is_live
+from voxscale.train.ownership import is_live
 from voxscale.train.stop import StopRequest
 
 RESTARTS = 3  # of a run whose ranks, nodes or actors are lost, unless it is said how often
@@ -45,6 +42,7 @@ class RayPlacement:
     devices: str = "auto"
     debug_comm: bool = False
     restarts: int = RESTARTS
+    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,26 +63,28 @@ def train_on_ray(
     """
     refuse_if_queued(RunFolder(root), environ)
     stop = StopRequest(None)
-    with _connected(place, environ, stop) as cluster:
-        count, machine = _chosen_nodes(cluster.nodes, place.nodes)
+    with connected_at(place, environ, stop) as cluster:
+        count, machine = chosen_nodes(cluster.nodes, place.nodes)
         draft = draft_run(config, root, machine, devices=place.devices, nodes=count, fresh=fresh)
         opened = open_run(draft, look_at_machine(), environ)
         if opened.is_done:
             print(f"{root}: done already; --fresh trains it anew", file=sys.stderr)
             return opened
-        request = Request(count, opened.devices, gpus=bool(machine.gpus), restarts=place.restarts)
+        request = Request(
+            count, opened.devices, gpus=bool(machine.gpus), restarts=place.restarts, profile=place.profile
+        )
         share = share_of(machine, opened.devices, threads=int(opened.config.train.threads))
         copy_programs(opened.run)
         with stop.on_signals():
             refuse_unfit(cluster.nodes, opened.run.root)
-            end, reports = _train_group(cluster, opened.run, request, share, _environ(place, environ), stop)
+            end, reports = _train_group(cluster, opened.run, request, share, environ_for(place, environ), stop)
             if end.signal and read_state(opened.run) != "done":
                 raise StoppedEarly(
                     f"stopped by {end.signal}; what was trained is saved",
                     fix="start the same command again to continue",
                 )
             again = "start the same command again to continue from the last checkpoint"
-            otherwise = _loss(end.lost, again) if end.lost else unsaid(reports, count)
+            otherwise = loss_of(end.lost, again) if end.lost else unsaid(reports, count)
             judge(opened.run, reports, node_failures(reports), world_size=request.world_size, otherwise=otherwise)
         return opened
 
@@ -102,7 +102,7 @@ def _train_group(
     while True:
         reports = next_reports(run)
         await_free(run)
-        end = _run_group(cluster, run, request, share, reports, worker_words(run, request, reports), environ, stop)
+        end = run_group(cluster, run, request, share, reports, worker_words(run, request, reports), environ, stop)
         if (
             end.signal
             or read_state(run) == "done"
@@ -115,6 +115,38 @@ def _train_group(
         print(f"warning: {what}; starting again from the last checkpoint", file=sys.stderr, flush=True)
 
 
+def cpus_on_ray(environ: Mapping[str, str], place: RayPlacement) -> int:
+    """CPUs that each of the nodes has. Raises where there are not so many nodes."""
+    with connected_at(place, environ, StopRequest(None)) as cluster:
+        return chosen_nodes(cluster.nodes, place.nodes)[1].cpus
+
+
+def measure_on_ray(
+    config: Config, root: Path, words: Sequence[str], environ: Mapping[str, str], place: RayPlacement
+) -> None:
+    """Open a run of the config in `root` and have ranks on Ray measure its steps."""
+    stop = StopRequest(None)
+    with connected_at(place, environ, stop) as cluster:
+        count, machine = chosen_nodes(cluster.nodes, place.nodes)
+        opened = open_run(
+            draft_run(config, root, machine, devices=place.devices, nodes=count), look_at_machine(), environ
+        )
+        request = Request(count, opened.devices, gpus=bool(machine.gpus))
+        share = share_of(machine, opened.devices, threads=int(opened.config.train.threads))
+        copy_programs(opened.run)
+        reports = next_reports(opened.run)
+        with stop.on_signals():
+            refuse_unfit(cluster.nodes, opened.run.root)
+            rest = module_words(words, request, reports)
+            end = run_group(cluster, opened.run, request, share, reports, rest, environ_for(place, environ), stop)
+    again = "start the same command again"
+    if end.signal:
+        raise StoppedEarly(f"stopped by {end.signal}", fix=again)
+    otherwise = loss_of(end.lost, again) if end.lost else unsaid(reports, count)
+    if (failures := node_failures(reports)) or otherwise or error_files(reports):
+        raise read_failure(reports, failures, otherwise=otherwise)
+
+
 def commands_on_ray(
     config: Config, root: Path, environ: Mapping[str, str], place: RayPlacement, *, fresh: bool, folds: bool = False
 ) -> list[tuple[str, str]]:
@@ -123,109 +155,30 @@ def commands_on_ray(
     if folds:
         numbers = range(1, count_folds(config) + 1)
         runs = [(f"fold {fold}, ", with_fold(config, fold), root / f"fold-{fold}") for fold in numbers]
-    with _connected(place, environ, StopRequest(None)) as cluster:
-        count, machine = _chosen_nodes(cluster.nodes, place.nodes)
+    with connected_at(place, environ, StopRequest(None)) as cluster:
+        count, machine = chosen_nodes(cluster.nodes, place.nodes)
         drafts = [
             (of_fold, draft_run(each, where, machine, devices=place.devices, nodes=count, fresh=fresh))
             for of_fold, each, where in runs
         ]
     commands = []
     for of_fold, draft in drafts:
-        request = Request(nodes=count, devices=draft.devices, gpus=bool(machine.gpus))
+        request = Request(nodes=count, devices=draft.devices, gpus=bool(machine.gpus), profile=place.profile)
         reports = draft.run.logs / "ray-0"
         words = node_words(draft.run, request, reports, worker_words(draft.run, request, reports))
         share = share_of(machine, draft.devices, threads=int(draft.config.train.threads))
-        commands += _lines(words, count, share, "python", of_fold)
+        commands += command_lines(words, count, share, "python", of_fold)
     return commands
 
 
-def launch_on_ray(
-    script: Script, root: Path, environ: Mapping[str, str], place: RayPlacement, *, as_json: bool = False
-) -> dict[str, Any]:
-    """Run a user's script as ranks on Ray, showing its output. Returns metrics.json; raises how the script failed.
-
-    A plain script finds the cluster in RAY_ADDRESS.
-    """
-    run, stop = RunFolder(root), StopRequest(None)
-    with _connected(place, environ, stop) as cluster:
-        request, share = _share_of_script(cluster, script, place)
-        write_folder(script, run, on="ray", request=request, python=[script.python or "python"])
-        with stop.on_signals(), claimed(run):
-            reports = next_reports(run)
-            try:
-                refuse_unfit(cluster.nodes, run.root)
-                with shown(script.output, as_json=as_json):
-                    end = _run_group(
-                        cluster,
-                        run,
-                        request,
-                        share,
-                        reports,
-                        _script_words(script),
-                        _environ(place, environ),
-                        stop,
-                        python=script.python,
-                        screen_of=_plain_screen,
-                        also={"RAY_ADDRESS": cluster.address} if script.plain else {},
-                    )
-            except VoxscaleError as error:  # no node, or no Ray any more
-                _finish_script(run, reports, GroupEnd(lost=(error.message,)))
-                raise
-            metrics = _finish_script(run, reports, end)
-    again = "start the same command again"
-    if end.signal and metrics["state"] != "done":
-        raise StoppedEarly("\n".join([f"stopped by {end.signal}", *metrics["failures"]]), fix=again)
-    if end.lost:
-        raise _loss(end.lost, again)
-    raise_outcome(metrics)
-    return metrics
-
-
-def script_commands_on_ray(
-    script: Script, root: Path, environ: Mapping[str, str], place: RayPlacement
-) -> list[tuple[str, str]]:
-    """What each node would run for a script, as `commands_on_ray` gives it for a training."""
-    run = RunFolder(root)
-    with _connected(place, environ, StopRequest(None)) as cluster:
-        request, share = _share_of_script(cluster, script, place)
-    words = node_words(run, request, run.logs / "ray-0", _script_words(script))
-    return _lines(words, request.nodes, share, script.python or "python")
-
-
-def _share_of_script(cluster: RayCluster, script: Script, place: RayPlacement) -> tuple[Request, Share]:
-    """What a script runs on; a plain one may be a driver of the cluster, and holds nothing unless devices are asked."""
-    count, machine = _chosen_nodes(cluster.nodes, place.nodes)
-    devices = choose_devices(place.devices, machine, PerDevice(per_device=1), nodes=count)[0]
-    holds_nothing = script.plain and place.devices == "auto"
-    request = Request(nodes=count, devices=1 if script.plain else devices, gpus=bool(machine.gpus))
-    return request, Share(0) if holds_nothing else share_of(machine, devices)
-
-
-def _script_words(script: Script) -> list[str]:
-    options = ["--echo", "all", "--chdir", str(Path.cwd()), *(["--plain"] if script.plain else [])]
-    return [*options, "--", *script.words]
-
-
-def _finish_script(run: RunFolder, reports: Path, end: GroupEnd) -> dict[str, Any]:
-    """Write metrics.json, also where nodes could not leave word of their end."""
-    metrics = finish(run.root, reports)
-    unsaid = sum(1 for _ in reports.glob("node-*.end.json")) < metrics["nodes"]
-    if end.signal and unsaid:
-        metrics |= {"state": "stopped", "exit_code": StoppedEarly.exit_code, "failures": []}
-    elif end.lost:
-        metrics |= {"state": "failed", "exit_code": InfrastructureError.exit_code, "failures": [*end.lost]}
-    write_json(run.metrics, metrics)
-    return metrics
-
-
-def _lines(
+def command_lines(
     words: Callable[[int], list[str]], count: int, share: Share, python: str, first: str = ""
 ) -> list[tuple[str, str]]:
     return [(f"{first}node {index}, holding {share}", shlex.join([python, *words(index)])) for index in range(count)]
 
 
 @contextmanager
-def _connected(place: RayPlacement, environ: Mapping[str, str], stop: StopRequest) -> Iterator[RayCluster]:
+def connected_at(place: RayPlacement, environ: Mapping[str, str], stop: StopRequest) -> Iterator[RayCluster]:
     """Be part of the cluster. A signal that came meanwhile is heard after it: inside of Ray it would be Ray's error."""
     with ExitStack() as stack:
         with stop.on_signals():
@@ -250,9 +203,14 @@ def node_words(run: RunFolder, request: Request, reports: Path, rest: Sequence[s
 
 def worker_words(run: RunFolder, request: Request, reports: Path) -> list[str]:
     """The rest of a node's words where it trains a run."""
-    worker = ["-m", "voxscale.train.worker", str(run.root), "--reports", str(reports)]
+    return module_words(["voxscale.train.worker", str(run.root), *profile_words(request.profile)], request, reports)
+
+
+def module_words(words: Sequence[str], request: Request, reports: Path) -> list[str]:
+    """The rest of a node's words where its ranks run a module of ours, named first in `words`."""
     alone = ["--plain"] if request.world_size == 1 else []  # torchrun's own imports take as long as a short trial
-    return ["--echo", "first", *alone, "--", *worker, "--world-size", str(request.world_size)]
+    of_ranks = ["--reports", str(reports), "--world-size", str(request.world_size)]
+    return ["--echo", "first", *alone, "--", "-m", *words, *of_ranks]
 
 
 def next_reports(run: RunFolder) -> Path:
@@ -279,7 +237,7 @@ def await_free(run: RunFolder, *, patience_s: float = _FREE_S) -> None:
         time.sleep(0.1)
 
 
-def _run_group(
+def run_group(
     cluster: RayCluster,
     run: RunFolder,
     request: Request,
@@ -333,7 +291,7 @@ class _Stopped(Exception):
     """A signal came while Ray was waited for."""
 
 
-def _chosen_nodes(nodes: Sequence[RayNode], asked: int | None) -> tuple[int, Machine]:
+def chosen_nodes(nodes: Sequence[RayNode], asked: int | None) -> tuple[int, Machine]:
     """How many nodes to use, and what each of them has at least; the largest are used."""
     count = asked or 1
     if count > len(nodes):
@@ -351,15 +309,9 @@ def _chosen_nodes(nodes: Sequence[RayNode], asked: int | None) -> tuple[int, Mac
     return count, machine
 
 
-@contextmanager
-def _plain_screen(run: RunFolder) -> Iterator[Screen]:
-    """A script's output is the user's own: as it is, on standard output."""
-    yield Screen(lambda text: print(text, flush=True), lambda: None)
-
-
-def _environ(place: RayPlacement, environ: Mapping[str, str]) -> dict[str, str]:
+def environ_for(place: RayPlacement, environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, **(DEBUG_COMMUNICATION if place.debug_comm else {})}
 
 
-def _loss(lost: Sequence[str], fix: str) -> VoxscaleError:
+def loss_of(lost: Sequence[str], fix: str) -> VoxscaleError:
     return InfrastructureError(f"Ray lost what ran: {'; '.join(lost)}", fix=fix)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from voxscale.config.site import Site
+from voxscale.config.site import Site, seconds_of
 from voxscale.errors import ConfigError
 from voxscale.launch.container import needs_words, render_container, render_passed_on, render_variables
 
 _MEMORY_UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}  # in MB; SLURM's default is M
+PAGE_MODULE = "voxscale.report.write"  # run with a folder, it writes the page to look at
 DEBUG_COMMUNICATION = {
     "NCCL_DEBUG": "INFO",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -33,6 +34,21 @@ class Placement:
     debug_comm: bool = False
     detach: bool = False
     restarts: int = 0
+    profile: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Memory of a node and time that a plan finds enough; `basis` says by what, in a line."""
+
+    memory_mb: int | None
+    time: str | None
+    basis: str
+
+    def as_text(self) -> str:
+        options = [f"--mem={self.memory_mb}M"] if self.memory_mb is not None else []
+        options += [f"--time={self.time}"] if self.time is not None else []
+        return f"{' '.join(options)} as planned from {self.basis}: the site states nothing of it"
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,8 @@ class Request:
     gpus: bool = False
     cpus: int | None = None  # of each node; by the site's cpus_per_device unless stated
     restarts: int = 0  # of a job that loses a rank
+    profile: bool = False  # some steps of its training
+    planned: Planned | None = None  # what it asks for where the site states nothing
 
     @property
     def world_size(self) -> int:
@@ -87,15 +105,32 @@ def cpus_per_task(site: Site, request: Request) -> int:
 def memory_mb(site: Site, request: Request) -> int | None:
     """Memory of a node that the job asks for, in SLURM's MB; None leaves it to the cluster."""
     if site.memory is None:
-        return None
+        return request.planned.memory_mb if request.planned is not None else None
     text = site.memory.per_node or site.memory.per_device or ""
-    amount = int(text.rstrip("KMGT")) * _MEMORY_UNITS[text.lstrip("0123456789")]
-    return round(amount * (1 if site.memory.per_node else request.devices))
+    return round(memory_of(text) * (1 if site.memory.per_node else request.devices))
+
+
+def memory_of(text: str) -> float:
+    """SLURM's way to write memory, in its MB."""
+    return int(text.rstrip("KMGT")) * _MEMORY_UNITS[text.lstrip("0123456789")]
+
+
+def time_limit(site: Site, request: Request) -> str | None:
+    """As the site states it, else as planned; None leaves it to the cluster."""
+    return site.time or (request.planned.time if request.planned is not None else None)
+
+
+def signal_before_limit_s(site: Site, request: Request) -> int:
+    """When a training is told to save: as stated, but not before half of its time is over."""
+    limit = time_limit(site, request)
+    return site.signal_s if limit is None else max(10, min(site.signal_s, seconds_of(limit) // 2))
 
 
 def render_sbatch(job: Job, site: Site) -> str:
     """The whole file."""
-    lines = ["#!/bin/bash", f"# {job.purpose}", *(f"#SBATCH {option}" for option in render_options(job, site)), ""]
+    said = [job.purpose, *([job.request.planned.as_text()] if job.request.planned is not None else [])]
+    options = [f"#SBATCH {option}" for option in render_options(job, site)]
+    lines = ["#!/bin/bash", *(f"# {line}" for line in said), *options, ""]
     return "\n".join([*lines, *_environment(job, site), *job.lines, ""])
 
 
@@ -119,8 +154,8 @@ def render_options(job: Job, site: Site) -> list[str]:
             options.append(f"--{name}={value}")
     if site.constraint is not None:
         options.append(f'--constraint="{site.constraint}"')
-    if site.time is not None:
-        options.append(f"--time={site.time}")
+    if (limit := time_limit(site, request)) is not None:
+        options.append(f"--time={limit}")
     if site.exclusive:
         options.append("--exclusive")
     if site.mail is not None:
@@ -133,7 +168,7 @@ def render_options(job: Job, site: Site) -> list[str]:
         options.append(f"--array=1-{job.array}")
     options.append("--requeue" if job.resumes and site.requeue else "--no-requeue")
     if job.resumes:
-        options.append(f"--signal=B:USR1@{site.signal_before_limit_s}")
+        options.append(f"--signal=B:USR1@{signal_before_limit_s(site, request)}")
     return [*options, *map(_quoted, site.extra)]
 
 
@@ -196,11 +231,19 @@ def render_words(words: Sequence[str], *, between: str = "\n  ") -> str:
     return between.join([*lines, line])
 
 
-def render_once(site: Site, request: Request, python: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
-    """The lines of a job that is one process on one node."""
-    words = ["exec", "srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
-    line = render_words([*words, *_kept(site), *python, *command], between=" \\\n  ")
-    return (*_needs(site, render_words(python, between=" \\\n  ")), line)
+def render_once(
+    site: Site, request: Request, python: Sequence[str], command: Sequence[str], *, page_of: Path | None = None
+) -> tuple[str, ...]:
+    """The lines of a job that is one process on one node; of `page_of`, a folder, the page is written at the end."""
+    words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
+
+    def line(*parts: str, before: Sequence[str] = ()) -> str:
+        return render_words([*before, *words, *_kept(site), *python, *parts], between=" \\\n  ")
+
+    needs = _needs(site, render_words(python, between=" \\\n  "))
+    if page_of is None:
+        return (*needs, line(*command, before=["exec"]))
+    return (*needs, line(*command), "code=$?", line("-m", PAGE_MODULE, str(page_of)), 'exit "$code"')
 
 
 def _kept(site: Site) -> list[str]:
@@ -230,16 +273,17 @@ def render_ranks(
     node_options: Sequence[str] = (),
     resumes: bool = False,
     is_own: bool = False,
+    page: bool = False,
 ) -> tuple[str, ...]:
     """The lines of a job that starts ranks on all its nodes. `run` and `command` are shell text, quoted already.
 
-    `is_own` says that the ranks are voxscale's, so an image has to hold what it needs.
+    `is_own` says that the ranks are voxscale's, so an image has to hold what it needs; `page` that a page is written.
     """
     each = EachNode(
         program, (f"--nodes {request.nodes} --devices {request.devices}", *node_options), _AS_TORCHRUN, _STOP_WHEN_TOLD
     )
     return render_nodes(
-        run, command, site, request, each, python=python, finish=finish, resumes=resumes, is_own=is_own
+        run, command, site, request, each, python=python, finish=finish, resumes=resumes, is_own=is_own, page=page
     )  # fmt: skip
 
 
@@ -264,6 +308,7 @@ def render_nodes(
     finish: Sequence[str],
     resumes: bool = False,
     is_own: bool = False,
+    page: bool = False,
     saved: str = 'readlink "$run/checkpoints/last"',
 ) -> tuple[str, ...]:
     """The lines of a job that runs one program of ours on each of its nodes, which then runs the command.
@@ -301,6 +346,7 @@ def render_nodes(
         "# How it ended is read from the run folder",
         f'"${{python[@]}}" {" ".join(finish)}',
         "code=$?",
+        *(_WRITE_PAGE if page else ()),
         *(_queue_again(saved) if resumes and site.requeue else ()),
         *(_start_again(request.restarts) if resumes and request.restarts else ()),
         'exit "$code"',
@@ -339,6 +385,10 @@ def _start_again(restarts: int) -> tuple[str, ...]:
 _AT_LIMIT = (
     "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again. Cancelled,",
     "# preempted or requeued it gets SIGTERM, as the ranks do: it waits until they have saved; the rest is SLURM's.",
+)
+_WRITE_PAGE = (
+    "# The page to look at, unless the run goes on later; whether it can be written changes nothing else.",
+    f'[ "$code" -eq 75 ] || "${{python[@]}}" -m {PAGE_MODULE} "$run"',
 )
 _AS_TORCHRUN = (
     "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",

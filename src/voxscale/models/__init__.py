@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from voxscale.config.models import OWN
+from voxscale.config.own import OWN
 from voxscale.models.distmis import build_distmis_unet
-from voxscale.models.networks import build_dynunet, build_segresnet, build_swin_unetr, build_unet, build_unetr
+from voxscale.models.networks import build_dynunet, build_plain, build_unetr
 from voxscale.models.own import build_own
 
 Size = tuple[int, int, int]
 Builder = Callable[[Any, int, int, Size], torch.nn.Module]
 
 MODELS: dict[str, Builder] = {
-    "unet": build_unet,
-    "segresnet": build_segresnet,
+    "unet": build_plain,
+    "segresnet": build_plain,
     "unetr": build_unetr,
-    "swin_unetr": build_swin_unetr,
+    "swin_unetr": build_plain,
     "dynunet": build_dynunet,
     "distmis_unet": build_distmis_unet,
     OWN: build_own,

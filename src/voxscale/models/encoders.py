@@ -11,7 +11,7 @@ from torch import nn
 
 from voxscale.config.models import ResNetOptions, UNetOptions
 from voxscale.models.distmis import build_distmis_unet
-from voxscale.models.networks import build_dynunet, build_segresnet, build_swin_unetr, build_unet, build_unetr
+from voxscale.models.networks import build_dynunet, build_plain, build_unetr
 
 Size = tuple[int, int, int]
 Way = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -50,7 +50,7 @@ def build_encoder(options: Any, in_channels: int, patch: Size) -> tuple[Encoder,
 
 def _build_unet(options: UNetOptions, in_channels: int, out_channels: int, patch: Size) -> nn.Module:
     """MONAI nests the levels: each holds its way down, the level below, and its way up, which is taken out."""
-    network: Any = build_unet(options, in_channels, out_channels, patch)
+    network: Any = build_plain(options, in_channels, out_channels, patch)
     level = network.model
     for _ in options.channels[1:]:
         del level[2]
@@ -119,11 +119,9 @@ def _resnet_width(options: ResNetOptions) -> int:
 
 ENCODERS: dict[str, Recipe] = {
     "unet": Recipe(_build_unet, ("model",), _down_unet, _last_channels),
-    "segresnet": Recipe(build_segresnet, ("convInit", "dropout", "down_layers"), _down_segresnet, _last_channels),
+    "segresnet": Recipe(build_plain, ("convInit", "dropout", "down_layers"), _down_segresnet, _last_channels),
     "unetr": Recipe(build_unetr, ("vit",), _down_unetr, lambda options: int(options.hidden)),
-    "swin_unetr": Recipe(
-        build_swin_unetr, ("swinViT",), _down_swin_unetr, lambda options: int(16 * options.feature_size)
-    ),
+    "swin_unetr": Recipe(build_plain, ("swinViT",), _down_swin_unetr, lambda options: int(16 * options.feature_size)),
     "dynunet": Recipe(build_dynunet, ("input_block", "downsamples", "bottleneck"), _down_dynunet, _last_channels),
     "distmis_unet": Recipe(build_distmis_unet, ("down", "pool"), _down_distmis_unet, _last_channels),
     "resnet": Recipe(_build_resnet, _RESNET, _down_resnet, _resnet_width),

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from voxscale.config.models import OwnOptions
+from voxscale.config.own import find_function, told
 from voxscale.errors import ConfigError
 
 
 def build_own(options: OwnOptions, in_channels: int, out_channels: int, patch: tuple[int, int, int]) -> torch.nn.Module:
-    return _call(options, find_function(options.name), {"in_channels": in_channels, "out_channels": out_channels})
+    return _call(
+        options, find_function("model.name", options.name), {"in_channels": in_channels, "out_channels": out_channels}
+    )
 
 
 def build_own_outcome(options: OwnOptions, in_channels: int, num_features: int, out_channels: int) -> torch.nn.Module:
@@ -25,7 +25,7 @@ def build_own_outcome(options: OwnOptions, in_channels: int, num_features: int, 
 
     Its forward takes both, or the image alone. A function that asks for `num_features` is told how many there are.
     """
-    function = find_function(options.name)
+    function = find_function("model.name", options.name)
     given = {"in_channels": in_channels, "out_channels": out_channels}
     if "num_features" in _required(function) and "num_features" not in options.options:
         given["num_features"] = num_features
@@ -43,31 +43,6 @@ def build_own_outcome(options: OwnOptions, in_channels: int, num_features: int, 
     return model
 
 
-def find_function(name: str) -> Callable[..., Any]:
-    """Looked up as Python does, and last in the current folder, which a console script does not search."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"model.name {name}: found {_told(error)} when {module_name} was imported; expected a Python module",
-            fix=f"install it, or start in the folder it stands in (searched: {here})",
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        found = "nothing" if function is None else type(function).__name__
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(
-            f"model.name {name}: found {found} called {function_name} in {module.__file__ or module_name}, "
-            f"expected a function; it has {', '.join(names[:10]) or 'none'}",
-            fix="name one of its functions",
-        )
-    return function  # type: ignore[no-any-return]
-
-
 def _call(options: OwnOptions, function: Callable[..., Any], given: dict[str, int]) -> torch.nn.Module:
     """Call the function; whatever goes wrong in it is the config's error, told without a traceback."""
     try:
@@ -75,7 +50,7 @@ def _call(options: OwnOptions, function: Callable[..., Any], given: dict[str, in
     except (Exception, SystemExit) as error:
         arguments = {**given, **options.options}
         raise ConfigError(
-            f"model.name {options.name}: found {_told(error)} when it was called with "
+            f"model.name {options.name}: found {told(error)} when it was called with "
             f"{', '.join(f'{key}={value!r}' for key, value in arguments.items())}; expected a network",
             fix="correct the function, or model.options to what it takes",
         ) from error
@@ -124,7 +99,3 @@ def _check_output(
             f"model.name {name}: found an output of {found}, expected {expected}: a row per case, of out_channels",
             fix="let its forward return that",
         )
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -39,6 +39,7 @@ from voxscale.launch.sbatch import (
     python_words,
     refuse_unspeakable,
     render_sbatch,
+    signal_before_limit_s,
 )
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.opening import draft_search, section_of, share_of_trial
@@ -98,7 +99,7 @@ def search_on_slurm(draft: SearchJob, environ: Mapping[str, str], *, fresh: bool
 
 def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> Job:
     """The job that drives a search; at its time limit the trials save, and it is queued again."""
-    save_time_s = max(10, site.signal_before_limit_s - END_S)
+    save_time_s = max(10, signal_before_limit_s(site, request) - END_S)
     nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
     return Job(
         name=job_name(root.name),
@@ -116,6 +117,7 @@ def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> J
             node_options=(f"--save-time {save_time_s}",),
             resumes=True,
             is_own=True,
+            page=True,
             saved=_STEPS,
         ),
         resumes=True,

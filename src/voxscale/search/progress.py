@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from voxscale.files import NewLines
 from voxscale.search.asha import Mode, best_so_far
+from voxscale.train.events import parse_events
 
 
 class Progress:
     """A trial's step and the values of its validations; `look` takes in what was written since."""
 
     def __init__(self, events: Path, metric: str) -> None:
-        self._path, self._metric = events, metric
-        self._offset, self._rest = 0, b""
+        self._lines, self._metric = NewLines(events), metric
         self.step, self.steps = 0, 0
         self._validated: list[tuple[int, float]] = []
 
@@ -27,22 +27,10 @@ class Progress:
 
     def look(self) -> bool:
         """Whether there was anything new."""
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._offset)
-                block = stream.read()
-        except FileNotFoundError:
-            return False
-        self._offset += len(block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # a line that a killed writer left half
-            if isinstance(row, dict):
-                self._take_in(row)
-        return bool(block)
+        lines = self._lines.read()
+        for row in parse_events(lines):
+            self._take_in(row)
+        return bool(lines)
 
     def _take_in(self, row: dict[str, Any]) -> None:
         if "step" not in row:

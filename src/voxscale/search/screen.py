@@ -11,7 +11,7 @@ from typing import Any
 from voxscale.search.driver import Driver, described
 from voxscale.search.ledger import Trial
 from voxscale.search.progress import best_value
-from voxscale.terminal import is_terminal
+from voxscale.terminal import clock, is_terminal
 
 _MOST_ROWS = 16
 
@@ -50,7 +50,7 @@ def render_table(driver: Driver) -> Any:
     words = [f"{ended} of {driver.opened.num_trials} trials ended, {len(driver.running)} running"]
     best = driver.best()
     words += [f"best trial {best.index}: {best.value:.4f}"] if best is not None else []
-    words += [f"about {_clock(left)} left"] if left is not None else []
+    words += [f"about {clock(left)} left"] if left is not None else []
     table = Table(title=" · ".join(words), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("trial", "state", "step", driver.opened.metric, "values"):
         table.add_column(name)
@@ -75,9 +75,3 @@ def _shown(driver: Driver) -> list[Trial]:
     ended = [trial for trial in driver.trials if trial.has_ended]
     ended.sort(key=lambda trial: (trial.value is None, -sign * (trial.value or 0.0)))
     return [*running, *ended][:_MOST_ROWS]
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -58,9 +58,16 @@ class Task(Protocol):
     def prefers_low(self, metric: str) -> bool:
         """Whether less of a metric is better."""
 
+    def worth_a_look(self, row: Row) -> float:
+        """How much a case asks to be looked at, by its row alone: the worse it is predicted, the more."""
+
 
 class VolumeTask(Task, Protocol):
     """A task whose targets are volumes of labels, predicted window by window."""
+
+    classes: dict[str, tuple[int, ...]]
+    exclusive: bool
+    """Whether a voxel has one class at most."""
 
     def decide(self, output_cxyz: torch.Tensor) -> NDArray[np.integer[Any]]:
         """The prediction for raw outputs, whole or any part of a volume: one small number per voxel, (x, y, z)."""
@@ -82,6 +89,9 @@ class VolumeTask(Task, Protocol):
 
     def label_map(self, codes_xyz: NDArray[Any]) -> NDArray[np.uint8]:
         """The data's own label values for what `decide` gave."""
+
+    def encode(self, label_xyz: Labels) -> NDArray[np.integer[Any]]:
+        """What `decide` would give for a perfect output."""
 
     def masks(self, codes_xyz: NDArray[Any]) -> NDArray[np.uint8]:
         """(class, x, y, z) of zeros and ones for what `decide` gave."""

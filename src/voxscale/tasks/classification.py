@@ -16,6 +16,7 @@ from voxscale.data.cases import TRAIN
 from voxscale.data.outcomes import Outcomes
 from voxscale.errors import ConfigError
 from voxscale.tasks.choosing import refuse_metric
+from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import summarise_scores
 from voxscale.tasks.scores import confusion_matrix, score_classes, score_labels
 from voxscale.tasks.summary import Row, Summary
@@ -38,10 +39,12 @@ class Classification:
         exclusive: bool,
         weights: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
+        own: OwnLoss | None = None,
     ) -> None:
         self.classes, self.exclusive = tuple(classes), exclusive
         self.out_channels = len(self.classes)
-        self.couples_samples = exclusive and weights is not None
+        self._own = own
+        self.couples_samples = own.options.batch if own is not None else exclusive and weights is not None
         self._weights = torch.tensor(weights if weights is not None else [1.0] * len(self.classes))
         self._smoothing = label_smoothing
 
@@ -51,12 +54,15 @@ class Classification:
         exclusive = len(outcomes.encoding.columns.classes) == 1
         options = config.loss if isinstance(config.loss, CrossEntropyOptions) else CrossEntropyOptions()
         weights = _weights(options.class_weights, classes, outcomes.of(TRAIN), exclusive=exclusive)
-        task = cls(classes, exclusive=exclusive, weights=weights, label_smoothing=options.label_smoothing)
+        own = OwnLoss.of(config.loss)
+        task = cls(classes, exclusive=exclusive, weights=weights, label_smoothing=options.label_smoothing, own=own)
         refuse_metric(task, config.validation.metric)
         return task
 
     def loss_rows(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """(Weighed loss, weight) of each sample."""
+        if self._own is not None:
+            return self._own.rows(output, target)
         output, weights = output.float(), self._weights.to(output.device)
         if self.exclusive:
             chosen = target[:, 0].long()
@@ -70,6 +76,8 @@ class Classification:
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:
         """The mean weighed by class, over the whole batch."""
+        if self._own is not None:
+            return self._own.loss(rows)
         return rows[:, 0].sum() / rows[:, 1].sum().clamp(min=torch.finfo(rows.dtype).tiny)
 
     def columns(self, *, full: bool) -> tuple[str, ...]:
@@ -93,6 +101,12 @@ class Classification:
 
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith("calibration_error")
+
+    def worth_a_look(self, row: Row) -> float:
+        """The probability that was given to what is not so."""
+        if self.exclusive:
+            return 1.0 - float(row[f"probability/{row['class']}"])
+        return float(np.mean([abs(row[f"class/{name}"] - row[f"probability/{name}"]) for name in self.classes]))
 
     def predict(self, output: Array) -> Row:
         values = torch.from_numpy(output)

@@ -109,6 +109,12 @@ class Codes:
             return np.take(self._paint(np.arange(_BYTE, dtype=np.uint8)), codes_xyz)
         return self._paint(codes_xyz)
 
+    @property
+    def painting(self) -> list[tuple[int, int]]:
+        """(Class, its label) in the order in which a label map is painted, where one can be made."""
+        order = sorted(range(len(self.names)), key=lambda index: -len(self.labels[index]))
+        return [(index, next(iter(self._own[index]))) for index in order]
+
     @cached_property
     def _own(self) -> list[frozenset[int]]:
         """For each class the labels that stand in no smaller class within it."""
@@ -117,8 +123,7 @@ class Codes:
 
     def _paint(self, codes: NDArray[Any]) -> NDArray[np.uint8]:
         out = np.zeros(codes.shape, np.uint8)
-        for index in sorted(range(len(self.names)), key=lambda index: -len(self.labels[index])):
-            (label,) = self._own[index]
+        for index, label in self.painting:
             out[self.has(codes, index)] = label
         return out
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from voxscale.config.losses import HuberOptions
 from voxscale.config.schema import Config
-from voxscale.data.outcomes import Numeric, Outcomes
+from voxscale.data.outcome_encoding import Numeric
+from voxscale.data.outcomes import Outcomes
 from voxscale.tasks.choosing import refuse_metric
+from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import summarise_scores
 from voxscale.tasks.scores import score_numbers
 from voxscale.tasks.summary import Row, Summary
@@ -24,32 +26,35 @@ Array = NDArray[np.float64]
 class Regression:
     """`targets` are the columns to predict, with the scale that they have in training; `delta` is Huber's, if any."""
 
-    couples_samples = False
     learns_from = False
 
-    def __init__(self, targets: Sequence[Numeric], *, delta: float | None = None) -> None:
+    def __init__(self, targets: Sequence[Numeric], *, delta: float | None = None, own: OwnLoss | None = None) -> None:
         self.names = tuple(target.column for target in targets)
         self.out_channels = len(self.names)
         self._mean = np.array([target.mean for target in targets])
         self._scale = np.array([target.scale for target in targets])
         self._delta = delta
+        self._own = own
+        self.couples_samples = own is not None and own.options.batch
 
     @classmethod
     def build(cls, config: Config, outcomes: Outcomes) -> Regression:
         delta = config.loss.delta if isinstance(config.loss, HuberOptions) else None
-        task = cls(outcomes.encoding.targets, delta=delta)
+        task = cls(outcomes.encoding.targets, delta=delta, own=OwnLoss.of(config.loss))
         refuse_metric(task, config.validation.metric)
         return task
 
     def loss_rows(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         mean, scale = (torch.from_numpy(each).to(output.device) for each in (self._mean, self._scale))
         scaled = ((target.double() - mean) / scale).float()
+        if self._own is not None:
+            return self._own.rows(output, scaled)
         if self._delta is None:
             return (output.float() - scaled) ** 2
         return torch.nn.functional.huber_loss(output.float(), scaled, reduction="none", delta=self._delta)
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.mean()
+        return rows.mean() if self._own is None else self._own.loss(rows)
 
     def columns(self, *, full: bool) -> tuple[str, ...]:
         return tuple(f"{kind}/{name}" for name in self.names for kind in ("target", "predicted"))
@@ -63,6 +68,11 @@ class Regression:
 
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith(("mae", "rmse"))
+
+    def worth_a_look(self, row: Row) -> float:
+        """The mean error, in deviations of the training cases."""
+        errors = [abs(float(row[f"predicted/{name}"]) - float(row[f"target/{name}"])) for name in self.names]
+        return float(np.mean(np.array(errors) / self._scale))
 
     def predict(self, output: Array) -> Row:
         values = output * self._scale + self._mean

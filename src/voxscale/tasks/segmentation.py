@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from voxscale.config.losses import OutcomeLoss
+from voxscale.config.losses import OutcomeLoss, OwnLossOptions
 from voxscale.config.schema import Config
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.store import Store
@@ -18,6 +18,7 @@ from voxscale.data.volumes import Labels
 from voxscale.errors import ConfigError, DataError
 from voxscale.tasks.codes import MAX_REGIONS, Codes, Counts
 from voxscale.tasks.losses import DiceLoss
+from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.summary import Row, Summary, summarise
 from voxscale.tasks.surface import Spacing, hd95, surface_dice, surface_distances
 
@@ -46,7 +47,7 @@ class Segmentation:
         classes: Mapping[str, tuple[int, ...]],
         *,
         exclusive: bool,
-        loss: DiceLoss,
+        loss: DiceLoss | OwnLoss,
         tolerance_mm: float = 1.0,
         model: str = "model",
     ) -> None:
@@ -70,10 +71,15 @@ class Segmentation:
         regions = config.data.regions
         exclusive = regions is None
         classes = regions or {str(label): (label,) for label in found}
+        loss = (
+            OwnLoss(config.loss)
+            if isinstance(config.loss, OwnLossOptions)
+            else DiceLoss(config.loss, exclusive, channels=len(classes) + int(exclusive))
+        )
         task = cls(
             classes,
             exclusive=exclusive,
-            loss=DiceLoss(config.loss, exclusive, channels=len(classes) + int(exclusive)),
+            loss=loss,
             tolerance_mm=config.validation.tolerance_mm,
             model=config.model.name,
         )
@@ -130,6 +136,10 @@ class Segmentation:
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith("hd95")
 
+    def worth_a_look(self, row: Row) -> float:
+        """The less Dice; what has none, as there is nothing to find, the least."""
+        return 1.0 - float(row.get("dice/mean", 1.0))
+
     def check_classes(self, store: Store, training: Iterable[int], validation: Iterable[int]) -> list[Finding]:
         """A class without a training case cannot be learnt; one without a validation case is not validated."""
         return [
@@ -141,8 +151,15 @@ class Segmentation:
     def can_map(self) -> str | None:
         return self._codes.can_map
 
+    @property
+    def painting(self) -> list[tuple[int, int]]:
+        return self._codes.painting
+
     def label_map(self, codes_xyz: NDArray[Any]) -> NDArray[np.uint8]:
         return self._codes.label_map(codes_xyz)
+
+    def encode(self, label_xyz: Labels) -> NDArray[np.integer[Any]]:
+        return self._codes.encode(label_xyz)
 
     def masks(self, codes_xyz: NDArray[Any]) -> NDArray[np.uint8]:
         return self._codes.masks(codes_xyz)

@@ -22,6 +22,7 @@ from voxscale.tasks.choosing import metric_problems
 from voxscale.tasks.concordance import auc_metric, harrell_metric, uno_metric
 from voxscale.tasks.cox import Ties, cox_loss
 from voxscale.tasks.hazard import BaselineHazard, CensoringCurve
+from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import Metric, bootstrap
 from voxscale.tasks.summary import Row, Summary
 
@@ -36,12 +37,20 @@ class Survival:
     """
 
     out_channels = 1
-    couples_samples = True
     learns_from = True
 
-    def __init__(self, training: Array, horizons: Mapping[str, float], *, ties: Ties = "efron") -> None:
+    def __init__(
+        self,
+        training: Array,
+        horizons: Mapping[str, float],
+        *,
+        ties: Ties = "efron",
+        own: OwnLoss | None = None,
+    ) -> None:
         self.horizons = dict(horizons)
         self._ties = ties
+        self._own = own
+        self.couples_samples = own is None or own.options.batch
         self._censoring = CensoringCurve.fit(training[:, 0], training[:, 1])
         self._baseline: BaselineHazard | None = None
         # Later events would weigh too much: hardly anyone is followed that long.
@@ -54,7 +63,7 @@ class Survival:
         names = config.validation.horizons or ()
         horizons = {name: span_in(name, unit) for name in names}
         ties = config.loss.ties if isinstance(config.loss, CoxOptions) else "efron"
-        task = cls(training, horizons, ties=ties)
+        task = cls(training, horizons, ties=ties, own=OwnLoss.of(config.loss))
         problems = [*_horizon_problems(names, training, unit), *metric_problems(task, config.validation.metric)]
         if problems:
             fixes = dict.fromkeys(fix for _, fix in problems)
@@ -62,9 +71,13 @@ class Survival:
         return task
 
     def loss_rows(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own.rows(output, target)
         return torch.cat([output.double(), target.double()], dim=1)
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._own is not None:
+            return self._own.loss(rows)
         return cox_loss(rows[:, 0], rows[:, 1], rows[:, 2], ties=self._ties)
 
     def columns(self, *, full: bool) -> tuple[str, ...]:
@@ -90,6 +103,10 @@ class Survival:
 
     def prefers_low(self, metric: str) -> bool:
         return metric.startswith(("brier", "calibration"))
+
+    def worth_a_look(self, row: Row) -> float:
+        """The highest risks: how wrong one is cannot be said of a case alone."""
+        return float(row["risk"])
 
     def predict(self, output: Array) -> Row:
         risk = float(output[0])

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from voxscale.plan.plan import Plan
-from voxscale.terminal import is_terminal
+from voxscale.terminal import clock, is_terminal
 
 
 class Console(Protocol):
@@ -69,7 +69,7 @@ class LineConsole(NullConsole):
 
     def _time_left(self, step: int) -> str:
         per_step = (time.monotonic() - self._started) / (step - self._first_step + 1)
-        return f"{_clock(per_step * (self._plan.num_steps - step))} left"
+        return f"{clock(per_step * (self._plan.num_steps - step))} left"
 
 
 class BarConsole(LineConsole):
@@ -115,9 +115,3 @@ def open_console(plan: Plan, log: str, first_step: int, *, is_main: bool) -> Con
         return NullConsole()
     kind = BarConsole if is_terminal() and log != "quiet" else LineConsole
     return kind(plan, log, first_step)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

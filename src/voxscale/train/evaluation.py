@@ -31,6 +31,7 @@ from voxscale.data.unseen import encode_unseen
 from voxscale.errors import DataError
 from voxscale.files import write_json
 from voxscale.infer.evaluate import evaluate_cases, of_outcomes, of_volumes, write_cases
+from voxscale.infer.previews import Previews
 from voxscale.parallel import World, joined, leave
 from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
@@ -70,16 +71,21 @@ def evaluate_run(
         with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             for each in loaded:
                 _learn(each, world, environ)
-            measure = of_outcomes([each.member for each in loaded], store, outcomes)
+            previews = Previews(loaded[0].task, store, count=config.validation.previews)
+            measure = previews.of(of_outcomes([each.member for each in loaded], store, outcomes))
             rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
+            previews.write(RunFolder(out), rows, world, device)
         made = {"runs": [each.as_json() for each in loaded]}
         task: Task = loaded[0].task
     else:
         trained, ensemble = load_ensemble(runs, checkpoint, device, mirror=mirror)
         cases, store = _volumes_of(trained, split, data, world, environ)
         with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
-            measure = of_volumes(ensemble, trained[0].task, store, full=True)
+            its = trained[0].task
+            previews = Previews(its, store, count=config.validation.previews, of_volumes=its)
+            measure = previews.of(of_volumes(ensemble, its, store, full=True, keep=previews.keep))
             rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
+            previews.write(RunFolder(out), rows, world, device)
         made = {"runs": [each.as_json() for each in trained]}
         made["windows"] = [asdict(each.member.windows) for each in trained]
         task = trained[0].task

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -52,17 +52,15 @@ class JsonlEvents:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The run's events as if it had never been interrupted, but for the `resume` lines."""
     rows: list[dict[str, Any]] = []
-    for row in _parsed(path):
+    for row in parse_events(path.read_bytes().splitlines() if path.exists() else ()):
         if row["event"] == "resume":
             rows = [earlier for earlier in rows if earlier.get("step", 0) <= row["step"]]
         rows.append(row)
     return rows
 
 
-def _parsed(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text(errors="replace").splitlines():
+def parse_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             row = json.loads(line)
         except ValueError:

@@ -30,8 +30,9 @@ from voxscale.data.split import recorded_cases, training_rows
 from voxscale.data.store import Store, describe_store, open_store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.infer.ensemble import Ensemble
-from voxscale.infer.evaluate import Measure, evaluate_cases, of_outcomes, of_volumes
+from voxscale.infer.evaluate import Keep, Measure, evaluate_cases, of_outcomes, of_volumes
 from voxscale.infer.outcome import OutcomeMember
+from voxscale.infer.previews import Previews
 from voxscale.infer.windows import Windows
 from voxscale.models import build_model
 from voxscale.models.outcome import build_outcome_model
@@ -110,15 +111,23 @@ class Job:
         job.compute.lay_out(job.model)
         return replace(job, plan=replace(job.plan, config_sha256=identity(job.config)))
 
-    def evaluate(self, cases: Sequence[Case], *, full: bool = False, stop: StopRequest | None = None) -> list[Row]:
-        """A row for each of `cases`, seen as a whole; all ranks call it, all get all rows.
+    def evaluate(
+        self,
+        cases: Sequence[Case],
+        *,
+        full: bool = False,
+        stop: StopRequest | None = None,
+        previews: Previews | None = None,
+    ) -> list[Row]:
+        """A row for each of `cases`, seen as a whole; all ranks call it, all get all rows. `previews` looks on.
 
         After a signal all raise StoppedEarly, at the end of a case.
         """
         share_buffers(self.model, self.world)  # the model that is saved is rank 0's
         self.model.eval()
+        measure = self._measure(full=full, keep=previews.keep if previews is not None else None)
         rows = evaluate_cases(
-            self._measure(full=full),
+            previews.of(measure) if previews is not None else measure,
             self.store,
             cases,
             world=self.world,
@@ -139,11 +148,16 @@ class Job:
         task.learn(self.evaluate(self.cases_of(TRAIN), stop=stop))
         return {"weights_sha256": digest_of(self.model.state_dict()), **task.learnt()}
 
-    def _measure(self, *, full: bool) -> Measure:
+    def previews(self) -> Previews:
+        """Keeps pictures of what is evaluated, as many as the config wants."""
+        of_volumes = self.target.task if isinstance(self.target, OfVolumes) else None
+        return Previews(self.task, self.store, count=self.config.validation.previews, of_volumes=of_volumes)
+
+    def _measure(self, *, full: bool, keep: Keep | None = None) -> Measure:
         run = partial(self.compute.run, self.model)
         if isinstance(self.target, OfVolumes):
             ensemble = Ensemble.of_one(run, self.windows, self.device)
-            return of_volumes(ensemble, self.target.task, self.store, full=full)
+            return of_volumes(ensemble, self.target.task, self.store, full=full, keep=keep)
         member = OutcomeMember(run, self.target.task, self.plan.patch, self.device)
         return of_outcomes([member], self.store, [self.target.outcomes])
 

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.nn.utils import clip_grad_norm_
-
 from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best
-from voxscale.config.models import OwnOptions
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch
-from voxscale.errors import ANOTHER_RANK, LostContactError, NotFiniteError, StoppedEarly, TimedOutError
+from voxscale.errors import ANOTHER_RANK, LostContactError, StoppedEarly, TimedOutError
 from voxscale.infer.evaluate import write_cases
-from voxscale.models.transfer import freeze_encoder
-from voxscale.parallel import any_rank, barrier, distribute, is_lost_contact, is_timeout
+from voxscale.parallel import any_rank, barrier, gather_records, is_lost_contact, is_timeout
 from voxscale.tasks.summary import metric_value
 from voxscale.train.console import Console
 from voxscale.train.events import Events
-from voxscale.train.exact import ExactStepper
 from voxscale.train.job import Job
 from voxscale.train.memory import is_out_of_memory, out_of_memory
-from voxscale.train.optimize import (
-    build_optimizer,
-    learning_rate,
-    optimizer_tensors,
-    restore_optimizer,
-    set_learning_rate,
-)
 from voxscale.train.saver import Saver
-from voxscale.train.step import Stepper
 from voxscale.train.stop import StopRequest
+from voxscale.train.trainer import Taken, Trainer
 
 
 @dataclass
@@ -48,6 +35,9 @@ class Progress:
     steps_here: int = field(default=0, compare=False)
 
 
+_KEPT = ("step", "best", "validated", "wall_s")  # of the progress, in a checkpoint
+
+
 class Loop:
     """Trains a job from wherever its progress is to the end of the plan. One per rank, all in step."""
 
@@ -55,20 +45,16 @@ class Loop:
         self.job = job
         self.progress = Progress()
         self.stop, self._events, self._console = stop, events, console
-        self._sampler = job.make_sampler()
-        self._optimizer = build_optimizer(job.config, job.model.parameters())
-        self._scaler = job.compute.scaler()
+        self._trainer = Trainer(job)
+        self._taken: tuple[Taken, dict[str, float]] | None = None
         self._saver = Saver(
             job.run, keep=job.config.checkpoint.keep, tell=lambda event: events.write("checkpoint", **event)
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take up a checkpoint: from here on all is as if the run had never stopped."""
-        self.job.model.load_state_dict(checkpoint.model)
-        restore_optimizer(self._optimizer, checkpoint.optimizer)
-        state = dict(checkpoint.state)
-        self._scaler.load_state_dict(state.pop("scaler", {}))
-        self.progress = Progress(**state)
+        self._trainer.restore(checkpoint)
+        self.progress = Progress(**{key: value for key, value in checkpoint.state.items() if key in _KEPT})
 
     def take_best(self) -> None:
         """Bring the weights of the best step into the model; where they are damaged, the last step's count as best."""
@@ -83,6 +69,11 @@ class Loop:
             if self._validate() and self.job.world.is_main:
                 point_best(self.job.run, self.progress.step)
 
+    def gather_communication(self) -> list[float | None]:
+        """Seconds that each rank waited for gradients in a step, in rank order; None: not known. All ranks call it."""
+        records = [{"communication_s": self._trainer.communication_s}]
+        return [each["communication_s"] for each in gather_records(records, self.job.world, self.job.device)]
+
     @property
     def place(self) -> dict[str, int]:
         """Where the run is, as events say it."""
@@ -91,41 +82,24 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or raise StoppedEarly after saving."""
         plan, progress = self.job.plan, self.progress
-        self._frozen = self._is_frozen(progress.step + 1)
-        self._stepper = self._make_stepper()
         self._clock = time.monotonic()
         self._saved = self._clock
-        with self._saver, closing(self.job.make_loader(self._sampler)) as loader:
+        with self._saver, closing(self.job.make_loader(self._trainer.sampler)) as loader:
             try:
                 self._train(loader.steps(progress.step + 1, plan.num_steps))
             except (RuntimeError, MemoryError) as error:
                 raise self._explained(error) from error
 
-    def _is_frozen(self, step: int) -> bool:
-        """Whether the encoder keeps its weights in a step."""
-        freeze = self.job.config.train.freeze
-        return freeze is not None and self.job.plan.epoch_of(step) <= freeze.encoder
-
-    def _make_stepper(self) -> Stepper | ExactStepper:
-        """Gradients are shared of what trains: when the encoder begins to, it is wrapped anew."""
-        job = self.job
-        if job.config.train.freeze is not None:
-            freeze_encoder(job.model, self._frozen)
-        if job.config.train.deterministic == "exact":
-            return ExactStepper(job.task, job.model, job.world, job.compute, self._scaler)
-        all_used = not isinstance(job.config.model, OwnOptions)
-        distributed = distribute(job.compute.trainable(job.model), job.world, job.device, all_used=all_used)
-        return Stepper(job.task, job.model, distributed, job.world, job.compute, self._scaler)
-
     def _train(self, batches: Iterator[list[Batch]]) -> None:
         plan, progress = self.job.plan, self.progress
         while True:
             if self._validates_next():
+                self._report_taken()
                 self._validate_and_save()
             if progress.step == plan.num_steps:
                 return
             self._take_step(batches)
-            stopping = any_rank(self.stop.wanted(progress.steps_here), self.job.world, self.job.device)
+            stopping = any_rank(self.stop.wanted(progress.steps_here), self.job.world)
             if stopping and progress.step < plan.num_steps:
                 self._stop_early()  # what is to be validated at this step is so when the run goes on
             self._saver.look()
@@ -139,48 +113,22 @@ class Loop:
         began = time.monotonic()
         micro_batches = next(batches)
         waited = time.monotonic() - began
-        step = self.progress.step + 1
-        if self._frozen and not self._is_frozen(step):
-            self._frozen = False
-            self._stepper = self._make_stepper()
-            self._stepper.settle(micro_batches[0])
-        elif self.progress.steps_here == 0:
-            self._stepper.settle(micro_batches[0])
-        rate = learning_rate(self.job.config, step, self.job.plan.num_steps, self.job.plan.steps_per_epoch)
-        set_learning_rate(self._optimizer, rate)
-        self._optimizer.zero_grad()
-        loss = float(self._stepper.backward(micro_batches, self._counts(step)))
-        if not math.isfinite(loss):
-            self._refuse(step, f"the loss is {loss}")
-        self._scaler.unscale_(self._optimizer)
-        norm = float(clip_grad_norm_(self.job.model.parameters(), self.job.config.train.clip_norm or math.inf))
-        if not math.isfinite(norm) and not self._scaler.is_enabled():
-            self._refuse(step, f"the norm of the gradient is {norm}")
-        self._scaler.step(self._optimizer)  # left out where half precision overflowed
-        self._scaler.update()
-        self.progress.step = step
+        taken = self._trainer.take(self.progress.step + 1, micro_batches)
+        self._report_taken()  # the step before this one, whose numbers have come by now
+        self.progress.step += 1
         self.progress.steps_here += 1
-        self._report(loss, rate, waited, time.monotonic() - began)
+        self._taken = taken, {"data_s": round(waited, 6), "step_s": round(time.monotonic() - began, 6)}
 
-    def _counts(self, step: int) -> list[int]:
-        """How many samples each rank has in a step."""
-        world_size = self.job.world.size
-        return [len(self._sampler.stream.share(step, rank, world_size)) for rank in range(world_size)]
-
-    def _cases(self, step: int) -> list[str]:
-        """The cases of the global batch, in the order of the stream."""
-        return [case for cases in self._cases_of_ranks(step) for case in cases]
-
-    def _cases_of_ranks(self, step: int) -> list[list[str]]:
-        stream, world_size = self._sampler.stream, self.job.world.size
-        shares = [stream.share(step, rank, world_size) for rank in range(world_size)]
-        return [[self._sampler.case(stream.epoch_of(step), position) for position in share] for share in shares]
-
-    def _report(self, loss: float, rate: float, data_s: float, step_s: float) -> None:
-        timing = {"data_s": round(data_s, 6), "step_s": round(step_s, 6)}
-        cases = self._cases(self.progress.step)
-        self._events.write("train", **self.place, loss=loss, lr=rate, **timing, cases=cases)
-        self._console.step(**self.place, loss=loss)
+    def _report_taken(self) -> None:
+        """Report the last step, if that is still to be done. Raises NotFiniteError."""
+        if self._taken is None:
+            return
+        (taken, timing), self._taken = self._taken, None
+        loss = self._trainer.loss_of(taken)
+        place = {"step": taken.step, "epoch": self.job.plan.epoch_of(taken.step)}
+        cases = self._trainer.cases(taken.step)
+        self._events.write("train", **place, loss=loss, lr=taken.rate, **timing, cases=cases)
+        self._console.step(**place, loss=loss)
 
     def _validate_and_save(self) -> None:
         try:
@@ -225,13 +173,12 @@ class Loop:
         return self.job.world.is_main and is_due and not self._validates_next()
 
     def _save(self, *, is_best: bool) -> None:
+        self._report_taken()  # a step that is not finite is never saved
         now = time.monotonic()
         self.progress.wall_s, self._clock = self.progress.wall_s + now - self._clock, now
         self._saved = now
         if self.job.world.is_main:
-            state = {name: getattr(self.progress, name) for name in ("step", "best", "validated", "wall_s")}
-            state |= {"scaler": scaler} if (scaler := self._scaler.state_dict()) else {}
-            checkpoint = Checkpoint(self.job.model.state_dict(), optimizer_tensors(self._optimizer), state)
+            checkpoint = self._trainer.checkpoint({name: getattr(self.progress, name) for name in _KEPT})
             best = self.progress.best if is_best and self.progress.best else {}
             shown: dict[str, Any] = {key: best[key] for key in ("metric", "value") if key in best}
             self._saver.save(checkpoint, is_best=is_best, event={**self.place, "best": is_best, **shown})
@@ -250,18 +197,11 @@ class Loop:
     def _explained(self, error: Exception) -> Exception:
         """The error with the step and its cases: what did not fit, or what another rank was at that is gone."""
         step = self.progress.step + 1
-        place: dict[str, Any] = {"step": step, "cases": self._cases_of_ranks(step), "fix": f"see {self.job.run.logs}"}
+        cases = self._trainer.cases_of_ranks(step)
         if is_out_of_memory(error):
-            return out_of_memory(error, step=step, plan=self.job.plan, cases=place["cases"][self.job.world.rank])
+            return out_of_memory(error, step=step, plan=self.job.plan, cases=cases[self.job.world.rank])
+        place: dict[str, Any] = {"step": step, "cases": cases, "fix": f"see {self.job.run.logs}"}
         if is_timeout(error):
             limit = self.job.config.train.timeout_s
             return TimedOutError(f"{ANOTHER_RANK} did not answer within {limit:g} s", **place)
         return LostContactError(f"{ANOTHER_RANK} is gone", **place) if is_lost_contact(error) else error
-
-    def _refuse(self, step: int, what: str) -> None:
-        """Before the optimizer could spread it. Every rank sees the same numbers, so every rank comes here."""
-        cases = ", ".join(dict.fromkeys(self._cases(step)))
-        raise NotFiniteError(
-            f"{what} at step {step}, with cases {cases}; the weights are as before it",
-            fix="look at these cases, lower optimizer.lr, or set train.clip_norm",
-        )

@@ -15,7 +15,7 @@ from voxscale.config.load import identity, read_config
 from voxscale.config.schema import Config
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
-from voxscale.files import is_locked, locked, read_json, write_json
+from voxscale.files import is_locked, locked, read_json, remove_temporaries, write_json
 from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
 
@@ -28,6 +28,8 @@ def claimed(run: RunFolder) -> Iterator[None]:
             stack.enter_context(locked(run.owner_lock, wait=False))
         except BlockingIOError:
             raise _in_use(run) from None
+        for path in run.written_whole:
+            remove_temporaries(path.parent, of=path.name)  # others write beside these while it trains, a report say
         now = datetime.now(UTC).isoformat(timespec="seconds")
         job = os.environ.get("SLURM_JOB_ID")
         who = {"host": socket.gethostname(), "pid": os.getpid(), "since": now, **({"job": job} if job else {})}

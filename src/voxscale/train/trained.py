@@ -91,15 +91,19 @@ def _load(run: RunFolder, checkpoint: str, device: torch.device, overlap: float 
     task = Segmentation.build(config, plan)
     model = build_model(config.model, plan.channels, task.out_channels, patch=plan.patch, seed=config.train.seed)
     compute, weights_sha256 = take_weights(folder, model, run, config, device)
+    member = Member(partial(compute.run, model), windows_of(config, plan, overlap=overlap, mirror=mirror))
+    return Trained(run, config, task, plan.channels, member, folder.name, weights_sha256)
+
+
+def windows_of(config: Config, plan: Plan, *, overlap: float | None = None, mirror: bool | None = None) -> Windows:
+    """How windows slide; what is None is as the run validates."""
     validation = config.validation
-    windows = Windows(
+    return Windows(
         validation.window or plan.patch,
         validation.overlap if overlap is None else overlap,
         validation.weights,
         validation.mirror if mirror is None else mirror,
     )
-    member = Member(partial(compute.run, model), windows)
-    return Trained(run, config, task, plan.channels, member, folder.name, weights_sha256)
 
 
 def find_trained(run: RunFolder, checkpoint: str) -> tuple[Config, Plan, Path]:

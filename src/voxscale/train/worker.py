@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from voxscale.parallel import World, barrier, joined, leave
 from voxscale.runs import RunFolder
 from voxscale.tasks.summary import Summary
 from voxscale.train.console import open_console
+from voxscale.train.environment import describe_environment
 from voxscale.train.events import Events, JsonlEvents, NullEvents
 from voxscale.train.job import Job, open_job
 from voxscale.train.loop import Loop
@@ -34,15 +36,20 @@ from voxscale.train.probe import settle
 from voxscale.train.rank import add_rank_arguments, require, run_as_rank
 from voxscale.train.start import start_from
 from voxscale.train.stop import StopRequest
+from voxscale.train.usage import recorded_usage
 
 
-def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
-    """Train a run, or continue it, to its end. Every rank calls this; rank 0 owns and writes the folder."""
+def train_run(run: RunFolder, world: World, environ: Mapping[str, str], *, profile: bool = False) -> None:
+    """Train a run, or continue it, to its end. Every rank calls this; rank 0 owns and writes the folder.
+
+    With `profile` a few steps are traced; the result is the same.
+    """
     require(run)
     job = open_job(run, world, environ)
     stop = StopRequest(job.config.train.stop_after)
     with (
         _owned(job),
+        recorded_usage(run, world, job.device),
         joined(world, backend=job.backend, device=job.device, timeout_s=job.config.train.timeout_s),
         stop.on_signals(),
     ):
@@ -52,7 +59,7 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
         began_before = run.events.exists()
         done = checkpoint.step if checkpoint is not None else 0
         with (
-            _open_events(job, first_step=done + 1) as events,
+            _open_events(job, first_step=done + 1, profile=profile) as events,
             open_console(job.plan, job.config.log, done + 1, is_main=world.is_main) as console,
         ):
             for warning in [*warnings, *_cautions(job)]:
@@ -74,7 +81,8 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str]) -> None:
                 remove(run.metrics)
             if began_before:
                 events.write("resume", **loop.place)
-            events.write("start", **loop.place, world_size=world.size, steps=job.plan.num_steps)
+            about = {"world_size": world.size, "steps": job.plan.num_steps, "environment": describe_environment(job)}
+            events.write("start", **loop.place, **about)
             _finish(loop, events)
 
 
@@ -82,6 +90,7 @@ def _finish(loop: Loop, events: Events) -> None:
     """Run the loop to its end and record how it went."""
     try:
         loop.run()
+        communication = loop.gather_communication()
         _write_metrics(loop, "done")
     except StoppedEarly:
         _write_metrics(loop, "stopped")
@@ -90,7 +99,7 @@ def _finish(loop: Loop, events: Events) -> None:
         events.write("error", **loop.place, message=str(error))
         _write_metrics(loop, "failed")
         raise
-    events.write("end", **loop.place)
+    events.write("end", **loop.place, communication_s=communication)
 
 
 @contextmanager
@@ -104,22 +113,22 @@ def _owned(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def _open_events(job: Job, *, first_step: int) -> Iterator[Events]:
-    """Where events go: the file, and TensorBoard if wanted. Ranks other than 0 get a null object."""
-    if not job.world.is_main:
-        yield NullEvents()
-        return
-    with JsonlEvents(job.run) as events:
-        if job.config.track == "none":
-            yield events
-            return
-        from voxscale.train.tracking import TensorBoardEvents  # a second of imports that not everyone wants
+def _open_events(job: Job, *, first_step: int, profile: bool) -> Iterator[Events]:
+    """Where events go: the file, TensorBoard and the profiler if wanted. Ranks other than 0 write to a null object."""
+    with ExitStack() as stack:
+        events: Events = NullEvents()
+        if job.world.is_main:
+            events = stack.enter_context(JsonlEvents(job.run))
+        if job.world.is_main and job.config.track != "none":
+            from voxscale.train.tracking import TensorBoardEvents  # a second of imports that not everyone wants
 
-        tracked = TensorBoardEvents(job.run.tensorboard, events, first_step=first_step)
-        try:
-            yield tracked
-        finally:
-            tracked.close()
+            events = tracked = TensorBoardEvents(job.run.tensorboard, events, first_step=first_step)
+            stack.callback(tracked.close)
+        if profile:
+            from voxscale.train.profile import profiled
+
+            events = stack.enter_context(profiled(events, job, first_step=first_step))
+        yield events
 
 
 def _cautions(job: Job) -> Iterator[str]:
@@ -161,15 +170,18 @@ def _measure_best(loop: Loop) -> tuple[dict[str, Summary], dict[str, dict[str, A
     barrier(job.world)  # rank 0 has saved it
     last = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
     loop.take_best()
+    previews = job.previews()
     try:
         learnt = job.learn(loop.stop)
-        rows = job.evaluate([case for found in cases.values() for case in found], full=True, stop=loop.stop)
+        found = [case for of_split in cases.values() for case in of_split]
+        rows = job.evaluate(found, full=True, stop=loop.stop, previews=previews)
     finally:
         job.model.load_state_dict(last)
     if job.world.is_main and rows:
         write_cases(job.run.cases, rows, job.task.columns(full=True))
     if job.world.is_main and learnt:
         write_json(job.run.learnt, learnt)
+    previews.write(job.run, rows, job.world, job.device)
     of_split = {split: [row for row in rows if row["split"] == split] for split in cases}
     summaries = {split: job.task.summarise(found, full=True) for split, found in of_split.items()}
     return summaries, {split: job.task.details(found) for split, found in of_split.items()}
@@ -180,8 +192,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m voxscale.train.worker", description="Train a run folder as one rank."
     )
     add_rank_arguments(parser)
+    parser.add_argument("--profile", action="store_true", help="trace a few steps into RUN/profile")
     options = parser.parse_args(arguments)
-    return run_as_rank(options, train_run)
+    return run_as_rank(options, partial(train_run, profile=options.profile))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"found {shown(content)}, expected an object with fields")
     except (OSError, ValueError, RecursionError) as problem:
-        raise DataError(f"{name}: cannot be read: {problem}", fix="restore the file; it describes the data") from None
+        why = "brackets nested too deep" if isinstance(problem, RecursionError) else problem
+        raise DataError(f"{name}: cannot be read: {why}", fix="restore the file; it describes the data") from None
     return content
 
 

@@ -1,7 +1,7 @@
 """Volumes that a threshold cannot solve: balls to find, rods of the same brightness to ignore.
 
 Both stand on a smooth background that varies more than their contrast, under noise. Files are named as
-row 0's: `img{i}.nii.gz` and `seg{i}.nii.gz`.
+in MONAI's tutorials: `img{i}.nii.gz` and `seg{i}.nii.gz`.
 """
 
 from __future__ import annotations
