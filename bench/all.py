@@ -1,9 +1,11 @@
 """All benchmarks one after another, on a quiet machine: `make bench`, or with `FULL=1` the long ones too.
 
-    python bench/all.py [--full] [--only step,startup] [--out results.json]
+    python bench/all.py [--full] [--only step,startup] [--out results.json] [--write]
+    python bench/all.py --of results.json --write
 
 Prints a table of their ratios, each with its goal. The file holds what each has printed, with the machine and the
-commands; `bench/compare.py OLD NEW` says what became slower from one such file to another.
+commands; `bench/compare.py OLD NEW` says what became slower from one such file to another. `--write` puts the table
+into bench/README.md, in place of the last one; with `--of` nothing is run, and the table is that of an earlier run.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ratios import BENCHES
 
 ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "bench" / "README.md"
+BEGIN, END = "<!-- written by bench/all.py --write -->", "<!-- end -->"
 
 
 def main() -> int:
@@ -28,13 +33,35 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the long ones too")
     parser.add_argument("--only", help="names, with commas between them")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results.json")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="run nothing: the table of an earlier run")
+    parser.add_argument("--write", action="store_true", help="put the table into bench/README.md")
     options = parser.parse_args()
-    names = (
-        options.only.split(",") if options.only else [n for n, each in BENCHES.items() if each.quick or options.full]
-    )
-    results: dict[str, Any] = {}
+    if options.of:
+        content = json.loads(options.of.read_text())
+    else:
+        content = run(chosen(options.only, full=options.full), full=options.full)
+        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    table = render(content)
+    print(table)
+    if options.write:
+        README.write_text(with_table(README.read_text(), table))
+    return 0 if all(each["result"] is not None for each in content["benches"].values()) else 1
+
+
+def chosen(only: str | None, *, full: bool) -> list[str]:
+    if only is None:
+        return [name for name, each in BENCHES.items() if each.quick or full]
+    names = only.split(",")
+    if unknown := [name for name in names if name not in BENCHES]:
+        raise SystemExit(f"--only: found {', '.join(unknown)}, expected some of {', '.join(BENCHES)}")
+    return names
+
+
+def run(names: Sequence[str], *, full: bool) -> dict[str, Any]:
+    """What the benchmarks have printed, and the machine as it was before."""
+    machine, results = describe_machine(), {}
     for name in names:
-        command = BENCHES[name].command(whole=options.full)
+        command = BENCHES[name].command(whole=full)
         print(f"{' '.join(command)}", file=sys.stderr, flush=True)
         began = time.monotonic()
         done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -48,10 +75,7 @@ def main() -> int:
             "took_s": round(time.monotonic() - began, 1),
             "result": result,
         }
-    content = {"machine": describe_machine(), "benches": results}
-    options.out.write_text(json.dumps(content, indent=2) + "\n")
-    print(render(content))
-    return 0 if all(each["result"] is not None for each in results.values()) else 1
+    return {"machine": machine, "benches": results}
 
 
 def describe_machine() -> dict[str, Any]:
@@ -71,27 +95,45 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def render(content: dict[str, Any]) -> str:
-    """A Markdown table, as bench/README.md holds it."""
-    machine = content["machine"]
+def render(content: Mapping[str, Any]) -> str:
+    """A Markdown table, the machine above it and the commands below."""
+    machine, benches = content["machine"], content["benches"]
+    minutes = sum(each["took_s"] for each in benches.values()) / 60
     lines = [
         f"{machine['cpus']} CPUs ({machine['processor']}), {machine['memory_gb']} GB, {machine['gpus']} GPUs; "
-        f"Python {machine['python']}, torch {machine['torch']}",
+        f"Python {machine['python']}, torch {machine['torch']}; load before it began {machine['load']}; "
+        f"{minutes:.0f} minutes in all.",
         "",
         "| benchmark | ratio | measured | goal | |",
         "|---|---|---|---|---|",
     ]
-    for name, each in content["benches"].items():
-        if each["result"] is None:
-            lines.append(f"| {name} | | failed with {each['exit_code']} | | |")
+    for name, each in benches.items():
+        lines += rows_of(name, each)
+    commands = [f"{each['command']}  # {each['took_s']:.0f} s" for each in benches.values()]
+    return "\n".join([*lines, "", "```bash", *commands, "```"])
+
+
+def rows_of(name: str, each: Mapping[str, Any]) -> Iterator[str]:
+    """Rows of the table: of every ratio that a benchmark is to print, whether it has or not."""
+    if each["result"] is None:
+        yield f"| {name} | | **failed with {each['exit_code']}** | | |"
+        return
+    found = BENCHES[name].found(each["result"])
+    for key, ratio in BENCHES[name].ratios.items():
+        goal = "" if ratio.goal is None else f"{'≤' if ratio.less else '≥'} {ratio.goal:g}"
+        if key not in found:
+            yield f"| {name} | `{key}` | not measured | {goal} | |"
             continue
-        bench = BENCHES[name]
-        for key, value in bench.found(each["result"]).items():
-            ratio = bench.ratios[key]
-            goal = "" if ratio.goal is None else f"{'≤' if ratio.less else '≥'} {ratio.goal:g}"
-            met = "" if ratio.goal is None else "reached" if ratio.meets(value) else "**missed**"
-            lines.append(f"| {name} | `{key}` | {value:.3g} | {goal} | {met} |")
-    return "\n".join(lines)
+        met = "" if ratio.goal is None else "reached" if ratio.meets(found[key]) else "**missed**"
+        yield f"| {name} | `{key}` | {found[key]:.3g} | {goal} | {met} |"
+
+
+def with_table(text: str, table: str) -> str:
+    """The page with the table between the two marks; they are put at its end where it has none yet."""
+    if BEGIN not in text:
+        text = f"{text.rstrip()}\n\n## The last run\n{BEGIN}\n{END}\n"
+    before, rest = text.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """A training step: `voxscale train` beside a bare PyTorch loop of the same step on batches that are in memory already.
 
     python bench/step.py [--rounds 3] [--steps 20] [--patch 64] [--json]
+    python bench/step.py --variants all [--rounds 5]
 
 The same network, loss, optimizer and batch on one rank and on two (DDP, gloo), one thread each; the four take turns.
 Ours reads, augments and counts its samples, writes its events and asks after every step whether to stop; the bare loop
 does nothing but compute. A step is the time from the end of one to the end of the next, the first few left out; of
 each run the median counts, and of runs the median again. `ratio` is ours ÷ bare, `speedup` that of two ranks over one.
+
+With `--variants` two of our ranks are compared with themselves under other settings, which take turns too: `ratio` is
+then a setting's step ÷ the plain one's, and `rounds` are the ratios of each turn, whose spread says what is noise.
 """
 
 from __future__ import annotations
@@ -17,14 +21,37 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 CASES, BATCH, WARM = 8, 2, 3
 RANKS = (1, 2)
 GOALS = {"ratio.1": 1.03, "ratio.2": 1.03, "speedup.kept": 0.97}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from our ranks as they are: arguments of DDP, fields of the config, a core for each rank."""
+
+    ddp: dict[str, Any] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "static_graph": Variant(ddp={"static_graph": True}),
+    "bucket_1mb": Variant(ddp={"bucket_cap_mb": 1}),
+    "bucket_5mb": Variant(ddp={"bucket_cap_mb": 5}),
+    "no_bucket_view": Variant(ddp={"gradient_as_bucket_view": False}),
+    "pinned": Variant(pinned=True),
+    "threads_2": Variant(fields=("train.threads=2",)),
+    "workers_2": Variant(fields=("loader.workers=2",)),
+    "prefetch_1": Variant(fields=("loader.prefetch=1",)),
+}
 
 
 def main() -> None:
@@ -33,13 +60,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--patch", type=int, default=64)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)  # the part that runs as ranks
+    parser.add_argument("--variants", metavar="NAME,…", help=f"all, or some of {', '.join(VARIANTS)}")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)  # the parts that run as ranks
+    parser.add_argument("--as-rank", nargs=2, metavar=("RUN", "VARIANT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
         run_bare_loop(options)
         return
+    if options.as_rank:
+        run_variant(*options.as_rank)
     with tempfile.TemporaryDirectory() as scratch:
-        print(json.dumps(measure(options, Path(scratch)), indent=None if options.json else 2))
+        found = (compare_variants if options.variants else measure)(options, Path(scratch))
+    print(json.dumps(found, indent=None if options.json else 2))
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -66,6 +98,29 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
 
 
+def compare_variants(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    names = (
+        list(VARIANTS) if options.variants == "all" else list(dict.fromkeys(["plain", *options.variants.split(",")]))
+    )
+    if unknown := set(names) - set(VARIANTS):
+        raise SystemExit(f"--variants: found {', '.join(sorted(unknown))}, expected some of {', '.join(VARIANTS)}")
+    config = write_config(options, scratch)
+    run([sys.executable, "-m", "voxscale", "prepare", str(config)])
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(options.rounds):
+        for name in sorted(names, reverse=turn % 2 == 1):
+            times[name].append(time_variant(name, config, scratch / f"{name}-{turn}"))
+    ratios = {name: [a / b for a, b in zip(times[name], times["plain"], strict=True)] for name in names[1:]}
+    return {
+        "plain_s": round(median(times["plain"]), 4),
+        **{f"ratio.{name}": round(median(times[name]) / median(times["plain"]), 3) for name in names[1:]},
+        **{f"rounds.{name}": [round(each, 3) for each in found] for name, found in ratios.items()},
+        "patch": options.patch,
+        "batch": BATCH,
+        "steps": options.steps,
+    }
+
+
 def write_config(options: argparse.Namespace, scratch: Path) -> Path:
     edge = options.patch * 3 // 2
     epochs = -(-(options.steps + WARM) * BATCH // CASES)
@@ -85,6 +140,19 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
 def time_ours(options: argparse.Namespace, ranks: int, config: Path, folder: Path) -> float:
     words = ["train", str(config), "--run", str(folder), "--devices", str(ranks)]
     run([sys.executable, "-m", "voxscale", *words])
+    return step_in(folder)
+
+
+def time_variant(name: str, config: Path, folder: Path) -> float:
+    words = ["train", str(config), *VARIANTS[name].fields, "--run", str(folder), "--devices", "2", "--no-start"]
+    run([sys.executable, "-m", "voxscale", *words])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run([sys.executable, *launcher, __file__, "--as-rank", str(folder), name])
+    return step_in(folder)
+
+
+def step_in(folder: Path) -> float:
+    """The median step of a run of ours."""
     rows = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
     return step_of([row["time_s"] for row in rows if row["event"] == "train"])
 
@@ -132,6 +200,26 @@ def run_bare_loop(options: argparse.Namespace) -> None:
         ends.append(time.perf_counter())
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(ends), flush=True)
+
+
+def run_variant(folder: str, name: str) -> NoReturn:
+    """Train the run as one rank of ours, with the variant's settings."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from voxscale import parallel
+    from voxscale.train.worker import main as worker
+
+    variant = VARIANTS[name]
+
+    class Tried(DistributedDataParallel):
+        def __init__(self, module: Any, **options: Any) -> None:
+            super().__init__(module, **{**options, **variant.ddp})
+
+    parallel.DistributedDataParallel = Tried  # type: ignore[misc]
+    if variant.pinned:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
+    parallel.leave(worker([folder]))
 
 
 def run(command: list[str]) -> str:

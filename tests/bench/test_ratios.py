@@ -13,6 +13,7 @@ from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
 
+from all import BEGIN, END, chosen, render, with_table
 from ratios import BENCHES, less, more
 
 
@@ -33,6 +34,7 @@ def test_a_ratio_knows_its_better_side() -> None:
     assert not more(10).meets(9.9)
     assert less().change(1.0, 1.1) == pytest.approx(-0.1)
     assert more().change(1.0, 1.1) == pytest.approx(0.1)
+    assert less(0.02).change(0.0, 0.001) == pytest.approx(-0.05), "of what is allowed: of nothing would be endless"
 
 
 def test_what_became_slower_is_said(tmp_path: Path) -> None:
@@ -53,3 +55,46 @@ def test_what_became_slower_is_said(tmp_path: Path) -> None:
         ("step ratio.2", "better"),
     ]
     assert subprocess.run([*words[:3], old, "--least", "0.01"], capture_output=True).returncode == 0
+    new.write_text(json.dumps({"benches": {"step": {"result": None}}}))
+    failed = subprocess.run(words, capture_output=True, text=True)
+    assert (failed.returncode, failed.stdout.splitlines()[0]) == (1, "step: failed"), "what failed is no better"
+    new.write_text("[]")
+    wrong = subprocess.run(words, capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith(f"{new}: expected a file that bench/all.py --out wrote")
+
+
+def _run(**results: dict[str, float] | None) -> dict[str, object]:
+    machine = {"processor": "Some CPU", "cpus": 2, "memory_gb": 8, "gpus": 0, "python": "3.11", "torch": "2.13"}
+    benches = {
+        name: {"command": f"python bench/{name}.py", "exit_code": 0, "took_s": 60.0, "result": result}
+        for name, result in results.items()
+    }
+    return {"machine": {**machine, "load": 0.1}, "benches": benches}
+
+
+def test_the_table_says_what_was_reached_missed_and_not_measured() -> None:
+    table = render(_run(step={"ratio.1": 1.01, "ratio.2": 1.2}, stream={"rank": {"total_s": 1.5}}, plan=None))
+    assert "2 CPUs (Some CPU), 8 GB" in table
+    for row in (
+        "| step | `ratio.1` | 1.01 | ≤ 1.03 | reached |",
+        "| step | `ratio.2` | 1.2 | ≤ 1.03 | **missed** |",
+        "| step | `speedup.kept` | not measured | ≥ 0.97 | |",
+        "| stream | `rank.total_s` | 1.5 | ≤ 2 | reached |",
+        "| plan | | **failed with 0** | | |",
+        "python bench/step.py  # 60 s",
+    ):
+        assert row in table.splitlines()
+
+
+def test_the_table_on_the_page_is_replaced_and_all_else_kept() -> None:
+    page = with_table("# Title\ntext\n", "first")
+    assert page == f"# Title\ntext\n\n## The last run\n{BEGIN}\nfirst\n{END}\n"
+    assert with_table(f"{page}after\n", "second") == page.replace("first", "second") + "after\n"
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    assert chosen("step,plan", full=False) == ["step", "plan"]
+    assert "windows" in chosen(None, full=True)
+    with pytest.raises(SystemExit, match="found steps, expected some of step, plan"):
+        chosen("step,steps", full=False)
