@@ -102,7 +102,7 @@ def render(content: Mapping[str, Any]) -> str:
     lines = [
         f"{machine['cpus']} CPUs ({machine['processor']}), {machine['memory_gb']} GB, {machine['gpus']} GPUs; "
         f"Python {machine['python']}, torch {machine['torch']}; load before it began {machine['load']}; "
-        f"{minutes:.0f} minutes in all.",
+        f"{minutes:.1f} minutes in all.",
         "",
         "| benchmark | ratio | measured | goal | |",
         "|---|---|---|---|---|",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -18,6 +21,7 @@ from voxscale.data.build import prepare
 from voxscale.data.cache import FromDevice, FromHost, FromStore, Memory, Source
 from voxscale.data.formats import find_cases
 from voxscale.data.loader import Batch, PatchLoader
+from voxscale.data.readers import Readers
 from voxscale.data.sampler import PatchSampler, Stream
 from voxscale.data.shared_memory import sweep_shared_memory
 from voxscale.data.store import Store
@@ -57,6 +61,7 @@ def read(
     world_size: int = 1,
     *,
     workers: int = 1,
+    most_workers: int = 0,
     root: Path = Path(),
     steps: tuple[int, int] = STEPS,
 ) -> list[list[list[Sampled]]]:
@@ -74,6 +79,7 @@ def read(
         micro_batch=split_batch(8, world_size, 2)[0],
         device=torch.device("cpu"),
         workers=workers,
+        most_workers=most_workers,
         prefetch=workers + 1,
         pin_memory=False,
     )
@@ -206,3 +212,40 @@ def test_a_damaged_chunk_is_named(store: Store, dataset: Path, tmp_path: Path) -
         path.write_bytes(content)
     with pytest.raises(DataError, match="store: case .* image.b2nd is damaged: chunk"):
         read(open_store(tmp_path / "copy"), configure(dataset, patches__size=[16] * 3), workers=2)
+
+
+def test_threads_are_added_only_while_steps_wait_and_only_so_many() -> None:
+    with Readers(1, 3) as readers:
+        for _ in range(8):
+            readers.note(waited_s=0.01, took_s=1.0)
+        assert len(readers) == 1, "a step that hardly waits needs no more"
+        counts = []
+        for _ in range(20):
+            readers.note(waited_s=0.5, took_s=1.0)
+            counts.append(len(readers))
+        assert counts[3::4] == [2, 3, 3, 3, 3]
+        first, second = threading.Event(), threading.Event()
+
+        def meet(mine: threading.Event, other: threading.Event) -> bool:
+            mine.set()
+            return other.wait(10)
+
+        met = [readers.submit(meet, first, second), readers.submit(meet, second, first)]
+        assert all(future.result() for future in met), "they read at the same time"
+        assert isinstance(readers.submit(int, "x").exception(), ValueError)
+
+
+def test_what_is_read_does_not_depend_on_threads_that_are_added(store: Store, dataset: Path) -> None:
+    config = configure(dataset, patches__size=[16] * 3, augment="full")
+    expected, found = flat(read(store, config)), flat(read(store, config, most_workers=3))
+    assert all(same(*pair) for step in zip(expected, found, strict=True) for pair in zip(*step, strict=True))
+
+
+def test_a_loader_that_is_left_open_lets_the_program_end(tmp_path: Path) -> None:
+    program = tmp_path / "left_open.py"
+    program.write_text(
+        "import time\nfrom voxscale.data.readers import Readers\nreaders = Readers(2, 2)\n"
+        "for _ in range(50):\n    readers.submit(time.sleep, 0.01)\nprint('over')\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")

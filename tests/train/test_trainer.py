@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -33,6 +34,9 @@ def make_job(write_config: Callable[..., Path], cli_here: Cli, tmp_path: Path) -
 
 def test_no_step_counts_after_one_that_is_not_finite(make_job: Callable[[str], Job]) -> None:
     job = make_job("adam")
+    kept = json.loads(job.run.plan.read_text())
+    assert kept["loader"] == {"workers": 1, "prefetch": 2, "pin_memory": False}, "what auto came to is written down"
+    assert kept["threads"] == 1
     trainer = Trainer(job)
     with closing(job.make_loader(trainer.sampler)) as loader, closing(loader.steps(1, 3)) as batches:
         first = trainer.take(1, next(batches))

@@ -7,6 +7,7 @@ one more sends off the copies and the augmentation on a stream of their own, bes
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from voxscale.data.augment import Drawn, Scratch, adjust, draw, place, source_re
 from voxscale.data.cache import Memory, Patch, Source
 from voxscale.data.geometry import Shape
 from voxscale.data.outcomes import Outcomes
+from voxscale.data.readers import Readers
 from voxscale.data.sampler import PatchSampler, Prepared, Sample
 from voxscale.data.store import Box
 
@@ -94,7 +96,8 @@ class _Mine(threading.local):
 class PatchLoader:
     """Yields, for each step, this rank's micro-batches: at least one, on every rank.
 
-    With `outcomes`, by row of the store, these are the targets; labels are left aside.
+    With `outcomes`, by row of the store, these are the targets; labels are left aside. Where steps wait for patches,
+    threads are added, up to `most_workers`; `workers` says how many there are.
     """
 
     sampler: PatchSampler
@@ -110,6 +113,7 @@ class PatchLoader:
     prefetch: int
     pin_memory: bool
     outcomes: Outcomes | None = None
+    most_workers: int = 0  # no more than there are
     _mine: _Mine = field(default_factory=_Mine, init=False)
     _free_rows: deque[Patch] = field(default_factory=deque, init=False)
     _free_slots: deque[_Slot] = field(default_factory=deque, init=False)
@@ -122,24 +126,30 @@ class PatchLoader:
     def close(self) -> None:
         self.source.close()
 
+    @property
+    def settings(self) -> dict[str, int | bool]:
+        """What speed depends on, as it is now."""
+        return {"workers": self.workers, "prefetch": self.prefetch, "pin_memory": self.pin_memory}
+
     def steps(self, first_step: int, last_step: int) -> Generator[list[Batch], None, None]:
         with (
-            ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="loader") as readers,
             ThreadPoolExecutor(1, thread_name_prefix="sender") as sender,
+            Readers(self.workers, self.most_workers) as readers,  # ends first: the sender waits for what it is given
         ):
             ahead: deque[list[_Loading]] = deque()
             upcoming = iter(range(first_step, last_step + 1))
-            try:
-                for _ in range(first_step, last_step + 1):
-                    while len(ahead) <= self.prefetch and (step := next(upcoming, None)) is not None:
-                        ahead.append(self._submit(readers, sender, step))
-                    loading = ahead.popleft()
-                    yield [self._finish(micro_batch) for micro_batch in loading]
-                    self._free_rows.extend(micro.memory for micro in loading if micro.memory is not None)
-            finally:
-                readers.shutdown(wait=True, cancel_futures=True)
+            for _ in range(first_step, last_step + 1):
+                while len(ahead) <= self.prefetch and (step := next(upcoming, None)) is not None:
+                    ahead.append(self._submit(readers, sender, step))
+                loading, began = ahead.popleft(), time.perf_counter()
+                micro_batches = [self._finish(micro_batch) for micro_batch in loading]
+                waited_s = time.perf_counter() - began
+                yield micro_batches
+                readers.note(waited_s, time.perf_counter() - began)
+                self.workers = len(readers)
+                self._free_rows.extend(micro.memory for micro in loading if micro.memory is not None)
 
-    def _submit(self, readers: ThreadPoolExecutor, sender: ThreadPoolExecutor, step: int) -> list[_Loading]:
+    def _submit(self, readers: Readers, sender: ThreadPoolExecutor, step: int) -> list[_Loading]:
         stream = self.sampler.stream
         epoch, share = stream.epoch_of(step), stream.share(step, self.rank, self.world_size)
         batches = []

@@ -70,6 +70,18 @@ def with_threads(config: Config, cpus: int, *, devices: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"threads": max(1, cpus // devices)})})
 
 
+def loader_threads(config: Config, *, on_gpu: bool) -> tuple[int, int]:
+    """Threads that read patches for a rank: at first, and at most, where steps turn out to wait for them.
+
+    On CPUs one is enough for most networks, and more would take the cores that a rank computes on.
+    """
+    asked, threads = config.loader.workers, config.train.threads
+    if asked != "auto":
+        return asked, asked
+    first = 4 if on_gpu else 1
+    return first, max(first, 1 if threads == "auto" else threads)
+
+
 def _read_count(asked: str) -> tuple[int, str]:
     """Devices of each node, and the flag that asks for them."""
     if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):

@@ -38,6 +38,7 @@ from voxscale.models import build_model
 from voxscale.models.outcome import build_outcome_model
 from voxscale.parallel import World, share_buffers
 from voxscale.plan.plan import Plan, make_plan, make_stream
+from voxscale.plan.resources import loader_threads
 from voxscale.runs import RunFolder
 from voxscale.tasks import OutcomeTask, Task, VolumeTask, build_outcome_task, build_task
 from voxscale.tasks.summary import Row
@@ -168,8 +169,8 @@ class Job:
         return PatchSampler(stream, self.store, self.training, self.plan.patch, self.config.patches.foreground)
 
     def make_loader(self, sampler: PatchSampler) -> PatchLoader:
-        options = self.config.loader
-        on_gpu = self.device.type == "cuda"
+        options, on_gpu = self.config.loader, self.device.type == "cuda"
+        workers, most = loader_threads(self.config, on_gpu=on_gpu)
         return PatchLoader(
             sampler=sampler,
             store=self.store,
@@ -180,7 +181,8 @@ class Job:
             world_size=self.world.size,
             micro_batch=self.plan.micro_batch,
             device=self.device,
-            workers=(4 if on_gpu else 1) if options.workers == "auto" else options.workers,
+            workers=workers,
+            most_workers=most,
             prefetch=2 if options.prefetch == "auto" else options.prefetch,
             pin_memory=on_gpu if options.pin_memory == "auto" else options.pin_memory and on_gpu,
             outcomes=self.target.outcomes if isinstance(self.target, OfOutcomes) else None,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best
 from voxscale.data.cases import VAL
-from voxscale.data.loader import Batch
+from voxscale.data.loader import Batch, PatchLoader
 from voxscale.errors import ANOTHER_RANK, LostContactError, StoppedEarly, TimedOutError
+from voxscale.files import write_json
 from voxscale.infer.evaluate import write_cases
 from voxscale.parallel import any_rank, barrier, gather_records, is_lost_contact, is_timeout
 from voxscale.tasks.summary import metric_value
@@ -47,6 +50,7 @@ class Loop:
         self.stop, self._events, self._console = stop, events, console
         self._trainer = Trainer(job)
         self._taken: tuple[Taken, dict[str, float]] | None = None
+        self._settings: dict[str, Any] = {}
         self._saver = Saver(
             job.run, keep=job.config.checkpoint.keep, tell=lambda event: events.write("checkpoint", **event)
         )
@@ -85,10 +89,21 @@ class Loop:
         self._clock = time.monotonic()
         self._saved = self._clock
         with self._saver, closing(self.job.make_loader(self._trainer.sampler)) as loader:
+            self._write_plan(loader)
             try:
                 self._train(loader.steps(progress.step + 1, plan.num_steps))
             except (RuntimeError, MemoryError) as error:
                 raise self._explained(error) from error
+            finally:
+                with suppress(OSError):  # nothing depends on it, and what went wrong is more important
+                    self._write_plan(loader)
+
+    def _write_plan(self, loader: PatchLoader) -> None:
+        """Keep the plan with what speed depends on, which may have changed on the way; results do not."""
+        settings = {"loader": loader.settings, "threads": torch.get_num_threads()}
+        if self.job.world.is_main and settings != self._settings:
+            self._settings = settings
+            write_json(self.job.run.plan, {**self.job.plan.as_json(), **settings})
 
     def _train(self, batches: Iterator[list[Batch]]) -> None:
         plan, progress = self.job.plan, self.progress

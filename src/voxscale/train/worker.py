@@ -77,7 +77,6 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str], *, profi
                     point_best(run, loop.progress.best["step"])
                 console.line(f"continuing from step {done}")
             if world.is_main:
-                write_json(run.plan, job.plan.as_json())
                 remove(run.metrics)
             if began_before:
                 events.write("resume", **loop.place)
