@@ -56,6 +56,11 @@ def test_a_plan_says_what_a_run_takes(cli_here: Cli, config: Path, tmp_path: Pat
     for said in ("speed-up", "ask for", "rests on  steps measured on 2 ranks here", "confidence high"):
         assert said in again.out
     assert not list(tmp_path.glob("runs/*")), "a plan leaves nothing behind"
+    assert found["rests_on"]["launcher_bytes"] > 50 << 20, "the process that starts the ranks was looked at"
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr("voxscale.launch.measuring.processor_name", lambda: "Another CPU")
+        other = cli_here("plan", config, "--devices", 2, "--no-probe")
+    assert other.code == 4, "what was measured on another kind of machine is not said of this one"
 
     settled = read_config(config)
     asked = partial(plan_request, settled, os.environ, request=Request(1, 2), cluster=CLUSTER)
@@ -144,6 +149,11 @@ def test_worlds_are_measured_compared_and_drawn(cli_here: Cli, config: Path, tmp
     assert "measuring" not in again.err
     assert "what holds it back" in again.out
     assert json.loads((tmp_path / "scaling" / "scale.json").read_text())["rows"] == rows
+    (weak,) = (tmp_path / "scaling").glob("measured-local-1x2-8-*.json")
+    weak.write_text(weak.read_text()[:100])
+    mended = cli_here(*words)
+    assert mended.code == 0, mended.err
+    assert re.findall("measuring .*", mended.err) == ["measuring 1x2, batch 8"], "what is damaged is measured anew"
 
 
 def test_worlds_that_cannot_be_are_refused_and_other_folders_left_alone(

@@ -123,6 +123,8 @@ def test_memory_grows_with_the_patches_and_not_below_what_validating_takes() -> 
     assert (whole.activations, whole.device, whole.node) == (800, 1200, 2200)
     half = predict_memory(on(2), Layout(1, 2), [COSTS], shared=50)
     assert (half.activations, half.node) == (500, 2 * (1000 + 900) + 50 + LAUNCHER_BYTES)
+    seen = predict_memory(on(2), Layout(1, 2), [replace(COSTS, launcher_bytes=7)], shared=50)
+    assert seen.node == half.node - LAUNCHER_BYTES + 7, "a launcher that was looked at counts as it was"
     gpu = replace(COSTS, on_gpu=True, device_training_bytes=1200, device_validating_bytes=900)
     of_gpu = predict_memory(PLAN, Layout(1, 1), [gpu])
     assert (of_gpu.activations, of_gpu.device, of_gpu.node) == (800, 1200, 2200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,15 @@ def _share_of_job(environ: Mapping[str, str]) -> int:
 def _has_gpu_driver() -> bool:
     """Without a driver there is no need to wait for torch to find no GPU."""
     return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists() or Path("/dev/dxg").exists()
+
+
+def processor_name() -> str:
+    """What this machine's CPUs call themselves, or their kind where they do not."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1] if named else platform.machine()
 
 
 def gpu_name() -> str:

@@ -8,6 +8,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from voxscale.data.build import store_root
 from voxscale.files import locked, read_json, write_json
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
 from voxscale.launch.local import run_local
+from voxscale.launch.machine import gpu_name, processor_name
 from voxscale.plan.costs import SCHEMA_VERSION, Costs
 from voxscale.plan.resources import Machine, resolve
 
@@ -38,10 +40,13 @@ def opened_aside(
 
 def measure_local(opened: OpenedRun, environ: Mapping[str, str], *, seconds: float = SECONDS) -> dict[str, Any]:
     """What the ranks of an opened run measure on this machine."""
+    from voxscale.train.memory import MemoryWatch
+
     out = opened.run.root / "costs.json"
-    run_local(measure_words(opened.run.root, out, seconds), opened.run.logs, opened.devices)
+    with MemoryWatch() as launcher:
+        run_local(measure_words(opened.run.root, out, seconds), opened.run.logs, opened.devices)
     record: dict[str, Any] = read_json(out)
-    return record
+    return {**record, "launcher_bytes": launcher.peak if opened.devices > 1 else None}
 
 
 def measure_words(root: Path, out: Path, seconds: float) -> list[str]:
@@ -50,15 +55,16 @@ def measure_words(root: Path, out: Path, seconds: float) -> list[str]:
 
 
 def kept_costs(config: Config, machine: Machine, environ: Mapping[str, str], *, world_size: int) -> Path:
-    """Where the costs of a config on this machine are kept: beside the stores."""
-    facts = [SCHEMA_VERSION, identity(config), config.train.threads, machine.gpus, machine.cpus, world_size]
+    """Where the costs of a config on this machine are kept: beside the stores, where those of others are."""
+    kind = [gpu_name() if machine.gpus else processor_name(), metadata.version("torch")]
+    facts = [SCHEMA_VERSION, identity(config), config.train.threads, machine.gpus, machine.cpus, world_size, *kind]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     return store_root(config.data, environ) / "costs" / f"{name}.json"
 
 
 def find_costs(config: Config, machine: Machine, environ: Mapping[str, str], *, world_size: int) -> Costs | None:
     """Costs that were measured before, on a machine like this."""
-    return _read_costs(kept_costs(config, machine, environ, world_size=world_size))
+    return read_costs(kept_costs(config, machine, environ, world_size=world_size))
 
 
 def find_costs_of(
@@ -67,17 +73,17 @@ def find_costs_of(
     """Costs that were measured before on any machine with such GPUs, and kept beside the same store."""
     folder, asked = store_root(config.data, environ) / "costs", _of_any_machine(config)
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        costs = _read_costs(path, asked=asked)
+        costs = read_costs(path, asked=asked)
         if costs is not None and costs.on_gpu and costs.world_size == world_size and such(costs.device):
             return costs
     return None
 
 
-def _read_costs(path: Path, *, asked: str | None = None) -> Costs | None:
+def read_costs(path: Path, *, asked: str | None = None) -> Costs | None:
     """Costs of a file, if they are there and whole, and of the config that is asked for."""
     try:
         record = read_json(path)
-        return Costs.from_record(record) if asked in (None, record["asked"]) else None
+        return Costs.from_record(record) if asked is None or asked == record["asked"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -100,7 +106,7 @@ def measure_costs(
     settled = resolve(config, machine, devices=devices)
     path = kept_costs(settled, machine, environ, world_size=devices)
     with _alone(path.parent / f".{platform.node()}.lock", say):
-        if (found := _read_costs(path)) is not None:  # by the one that was waited for
+        if (found := read_costs(path)) is not None:  # by the one that was waited for
             return found
         with opened_aside(config, machine, environ, devices=devices) as opened:
             record = measure_local(opened, environ, seconds=seconds)

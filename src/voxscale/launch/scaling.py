@@ -21,7 +21,7 @@ from voxscale.launch.folder import draft_run, open_run
 from voxscale.launch.given import placed, placed_on_ray
 from voxscale.launch.local import run_local
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.measuring import measure_words
+from voxscale.launch.measuring import measure_words, read_costs
 from voxscale.launch.ray_access import given_address
 from voxscale.launch.ray_run import RayPlacement, cpus_on_ray, measure_on_ray
 from voxscale.launch.ray_script import launch_on_ray
@@ -79,7 +79,7 @@ def scale_config(
     for _, layout, its in wanted:
         split_batch(its.train.global_batch, layout.world_size, its.train.micro_batch)
     outs = [folder / f"measured-{on}-{layout}-{its.train.batch}-{identity(its)[:12]}.json" for _, layout, its in wanted]
-    missing = {out: each for out, each in zip(outs, wanted, strict=True) if not out.exists()}
+    missing = {out: each for out, each in zip(outs, wanted, strict=True) if read_costs(out) is None}
     for out in missing:
         _clear(_run_for(out), environ)
     drafted = {out: measure(its, _run_for(out), layout) for out, (_, layout, its) in missing.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 SCHEMA_VERSION = 2
@@ -44,11 +44,13 @@ class Costs:
     device_validating_bytes: int | None
     device_bytes: int | None  # that the GPU has in all
     all_reduce_gb_s: float | None
+    launcher_bytes: int | None = None  # of the process that started several ranks; None: not looked at
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], basis: Literal["probe", "table"] = "probe") -> Self:
-        """Of a file that `voxscale.train.measure` wrote."""
-        return cls(**{"basis": basis, **{name: record[name] for name in cls.__dataclass_fields__ if name != "basis"}})
+        """Of a file that `voxscale.train.measure` wrote. Raises TypeError if something is missing."""
+        given = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        return cls(**{**given, "basis": basis})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
