@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,9 @@ def time_first_step(config: Path) -> dict[str, float]:
 
 
 def run(words: list[str]) -> str:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    """Both sides with compiled files, which pip makes of what it installs; a checkout makes them at its first start."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environ)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
     return done.stdout
