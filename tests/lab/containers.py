@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +68,35 @@ def charliecloud_program() -> Path:
     """`ch-run`."""
     require(["ch-run"], ["charliecloud"])
     return Path(shutil.which("ch-run", path=search_path()) or "ch-run")
+
+
+def with_program(program: Path, **variables: str) -> dict[str, str]:
+    """The environment, and in it a program that is not on everybody's PATH."""
+    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", **variables}
+
+
+def write_archive(file: Path, folder: Path) -> None:
+    """A Docker archive, as `docker save` writes it, of an image with the content of a folder."""
+    layer = file.with_suffix(".layer")
+    with tarfile.open(layer, "w") as tar:
+        tar.add(folder, arcname=".")
+    with layer.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    parts = {
+        "config.json": {
+            "architecture": "amd64", "os": "linux", "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        },
+        "manifest.json": [{"Config": "config.json", "RepoTags": ["image:latest"], "Layers": ["layer.tar"]}],
+    }  # fmt: skip
+    with tarfile.open(file, "w") as tar:
+        for name, part in parts.items():
+            content = json.dumps(part).encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        tar.add(layer, arcname="layer.tar")
+    layer.unlink()
 
 
 def _build_image(aside: Path) -> None:

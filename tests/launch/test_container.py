@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -24,7 +21,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from conftest import RECIPES, REPOSITORY, Cli, tiny_config
-from lab.containers import Apptainer
+from lab.containers import Apptainer, with_program, write_archive
 from lab.slurm import SlurmLab, until
 from lab.trained import LONG
 from voxscale.config.data import Synthetic
@@ -326,36 +323,10 @@ def test_what_cannot_be_built_is_said_at_once(cli: Cli, tmp_path: Path) -> None:
 # ---- with the real runtimes
 
 
-def write_archive(file: Path) -> None:
-    """A Docker archive, as `docker save` writes it, of an image with one small file."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("hello"), io.BytesIO())
-    content = layer.getvalue()
-    config = {
-        "architecture": "amd64", "os": "linux", "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}"]},
-    }  # fmt: skip
-    manifest = [{"Config": "config.json", "RepoTags": ["small:latest"], "Layers": ["layer.tar"]}]
-    members = {
-        "config.json": json.dumps(config).encode(),
-        "manifest.json": json.dumps(manifest).encode(),
-        "layer.tar": content,
-    }
-    with tarfile.open(file, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
-def with_program(program: Path, **variables: str) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", **variables}
-
-
 @pytest.mark.slurm
 def test_a_reference_is_fetched_once_and_whole(apptainer: Apptainer, tmp_path: Path) -> None:
-    write_archive(tmp_path / "small.tar")
+    (tmp_path / "small").mkdir()
+    write_archive(tmp_path / "small.tar", tmp_path / "small")
     environ = with_program(apptainer.program, APPTAINER_CACHEDIR=str(tmp_path / "own"))
     wanted = container(image=f"docker-archive:{tmp_path}/small.tar", cache=str(tmp_path / "cache"))
     with pytest.raises(InfrastructureError, match="apptainer is not here"):
