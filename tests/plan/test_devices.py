@@ -52,6 +52,7 @@ def test_every_row_is_whole_and_names_its_source() -> None:
         ("NVIDIA L40S", "l40s-48gb"),
         ("a100_1g.5gb", None),
         ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
         ("h100-94gb", None),
         ("l40", None),
         ("", None),

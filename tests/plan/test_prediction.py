@@ -9,6 +9,7 @@ import pytest
 from voxscale.config.site import Interconnect
 from voxscale.errors import ConfigError
 from voxscale.plan.costs import Costs
+from voxscale.plan.curve import simulate_curve
 from voxscale.plan.fitting import GB, Given, Problem, idle_problem, refuse_unfit
 from voxscale.plan.links import Link, Links, buckets_of, choose_links, exposed_s
 from voxscale.plan.plan import Plan
@@ -194,3 +195,8 @@ def test_many_ranks_wait_for_the_slowest() -> None:
     assert waits == sorted(waits)
     assert waits[-1] == pytest.approx(0.15, abs=0.05), "three deviations of a normal distribution"
     assert simulate_step(even, FAST, nodes=1, devices=512).communication_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_simulated_world_has_the_devices_that_were_asked_for() -> None:
+    points = simulate_curve(COSTS, FAST, [1, 3, 4, 6, 10], per_node=4)
+    assert [str(point.layout) for point in points] == ["1x1", "1x3", "1x4", "2x3", "5x2"]

@@ -4,12 +4,17 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from voxscale.cli.options import Anywhere, ConfigPath, Debug, Devices, Json, Nodes, Overrides, RayAddress, SiteName
 from voxscale.command import answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from voxscale.plan.predict import Layout
 
 
 def plan(
@@ -49,41 +54,24 @@ def plan(
     from voxscale.config.site import read_site
     from voxscale.launch.given import apart_from_site, config_or_data
     from voxscale.launch.planning import forecast_run
-    from voxscale.plan.curve import parse_range, simulate_curve
-    from voxscale.plan.published import PUBLISHED
-    from voxscale.plan.simulate import ASSUMPTIONS
+    from voxscale.plan.curve import parse_range, refuse_plot
     from voxscale.report.forecast import render_forecast
     from voxscale.report.simulation import plot_simulation, render_simulation
-    from voxscale.search.makespan import simulate_trials
+    from voxscale.search.simulation import simulate as simulate_worlds
 
     of_config, of_site = apart_from_site(overrides)
     worlds = parse_range(simulate) if simulate is not None else []
+    refuse_plot(plot, simulate)
     say = partial(print, file=sys.stderr)
     settled = config_or_data(config, of_config, os.environ, say=say)
     profile = read_site(site, os.environ, of_site)
-    forecast = forecast_run(
-        settled,
-        os.environ,
-        profile,
-        nodes=nodes or 1,
-        devices=devices,
-        device=device,
-        probe=not no_probe,
-        say=say,
-    )
+    ask = partial(forecast_run, nodes=nodes or 1, devices=devices, device=device, probe=not no_probe)
+    forecast = ask(settled, os.environ, profile, say=say)
     if simulate is None:
         answer(as_json, forecast.as_json(), render_forecast(forecast))
         return
     per_node = profile.gpus.per_node or forecast.layout.devices
-    simulated = simulate_curve(forecast.costs, forecast.links, worlds, per_node=per_node)
-    content = {
-        "assumptions": [*ASSUMPTIONS, *forecast.assumptions],
-        "rows": [point.as_json() for point in simulated],
-        "search": simulate_trials(settled.search, forecast.plan, forecast.costs.step_s, worlds),
-        "published": [vars(point) for point in PUBLISHED],
-        "basis": forecast.costs.basis,
-        "confidence": "low",
-    }
+    content = simulate_worlds(forecast, settled.search, worlds, per_node=per_node)
     if plot is not None:
         plot_simulation(content, plot)
     answer(as_json, content, render_simulation(content))
@@ -118,24 +106,12 @@ def scale(
     A user's own script runs to its end on each world; its wall times are compared.
     """
     from voxscale.files import write_json
-    from voxscale.launch.given import apart_from_site, config_or_data, default_run
-    from voxscale.launch.scaling import (
-        OWN_BATCH,
-        cpus_on,
-        launch_on,
-        measure_on,
-        open_folder,
-        parse_worlds,
-        refuse_misplaced,
-        scale_config,
-        scale_script,
-    )
-    from voxscale.plan.scaling import find_bottleneck
-    from voxscale.report.scaling import plot_speedup, render_scaling, render_times
+    from voxscale.launch.given import apart_from_site, default_run
+    from voxscale.launch.scaling import open_folder, parse_worlds, refuse_misplaced
+    from voxscale.report.scaling import plot_speedup
     from voxscale.report.write import refresh_report, seen_in
     from voxscale.runs import ScaleFolder
 
-    say = partial(print, file=sys.stderr)
     layouts = parse_worlds(worlds)
     of_config, of_site = apart_from_site(() if script else words[1:])
     refuse_misplaced(on, layouts, os.environ, site=site, of_site=of_site, address=address)
@@ -143,25 +119,64 @@ def scale(
     default = default_run(given)
     root = (run or default.with_name(f"{default.name}-scale")).resolve()
     open_folder(root, fresh=fresh)
+    where: dict[str, Any] = {"on": on, "site": site, "address": address}
     if script:
-        say(f"warning: {OWN_BATCH}")
-        launch = launch_on(on, words, os.environ, site=site, address=address, as_json=as_json)
-        rows = scale_script(words, layouts, root, launch, on=on, environ=os.environ, say=say)
-        content: dict[str, Any] = {"rows": rows}
-        text = render_times(rows)
+        content, text = _scale_script(words, layouts, root, **where, as_json=as_json)
     else:
-        settled = config_or_data(given, of_config, os.environ, say=say)
-        measure = measure_on(on, os.environ, site=site, of_site=of_site, address=address)
-        cpus = cpus_on(on, layouts, os.environ, address)
-        measured = scale_config(
-            settled, layouts, root, measure, on=on, environ=os.environ, cpus=cpus, seconds=seconds, say=say
-        )
-        rows, bottleneck = [row.as_json() for row in measured], find_bottleneck(measured)
-        content = {"rows": rows, "bottleneck": bottleneck}
-        text = render_scaling(rows, bottleneck)
+        content, text = _scale_config(given, of_config, layouts, root, **where, of_site=of_site, seconds=seconds)
     folder = ScaleFolder(root)
-    plot_speedup(rows, folder.plot, title=given.stem)
+    plot_speedup(content["rows"], folder.plot, title=given.stem)
     write_json(folder.content, content)
     page = refresh_report(root)
     content |= {"plot": str(folder.plot), "report": str(page) if page else None}
     answer(as_json, {"run": str(root), **content}, f"{text}\nwrote {folder.plot}{seen_in(page)}")
+
+
+def _scale_script(
+    words: list[str],
+    layouts: "Sequence[Layout]",
+    root: Path,
+    *,
+    on: str,
+    site: str | None,
+    address: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], str]:
+    """Wall times of a script on each world, for machines and in words."""
+    from voxscale.launch.scaling import OWN_BATCH, launch_on, scale_script
+    from voxscale.report.scaling import render_times
+
+    say = partial(print, file=sys.stderr)
+    say(f"warning: {OWN_BATCH}")
+    launch = launch_on(on, words, os.environ, site=site, address=address, as_json=as_json)
+    rows = scale_script(words, layouts, root, launch, on=on, environ=os.environ, say=say)
+    return {"rows": rows}, render_times(rows)
+
+
+def _scale_config(
+    config: Path,
+    overrides: "Sequence[str]",
+    layouts: "Sequence[Layout]",
+    root: Path,
+    *,
+    on: str,
+    site: str | None,
+    of_site: "Sequence[str]",
+    address: str | None,
+    seconds: float,
+) -> tuple[dict[str, Any], str]:
+    """Measured steps of a config on each world and what holds them back, for machines and in words."""
+    from voxscale.launch.given import config_or_data
+    from voxscale.launch.scaling import cpus_on, measure_on, scale_config
+    from voxscale.plan.scaling import find_bottleneck
+    from voxscale.report.scaling import render_scaling
+
+    say = partial(print, file=sys.stderr)
+    settled = config_or_data(config, overrides, os.environ, say=say)
+    measure = measure_on(on, os.environ, site=site, of_site=of_site, address=address)
+    cpus = cpus_on(on, layouts, os.environ, address)
+    measured = scale_config(
+        settled, layouts, root, measure, on=on, environ=os.environ, cpus=cpus, seconds=seconds, say=say
+    )
+    rows, bottleneck = [row.as_json() for row in measured], find_bottleneck(measured)
+    return {"rows": rows, "bottleneck": bottleneck}, render_scaling(rows, bottleneck)

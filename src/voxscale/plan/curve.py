@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from voxscale.errors import ConfigError
@@ -51,13 +52,27 @@ def parse_range(text: str) -> list[int]:
     return [*found, last]
 
 
+def refuse_plot(plot: Path | None, simulated: str | None) -> None:
+    """Refuse a drawing of nothing, or one that its name would not say."""
+    if plot is not None and simulated is None:
+        raise ConfigError(
+            "--plot: there is nothing to draw without --simulate", fix="add --simulate devices=8..4096, or leave it out"
+        )
+    if plot is not None and plot.suffix != ".svg":
+        raise ConfigError(
+            f"--plot: found {str(plot)!r}, expected a name that ends in .svg", fix="e.g. --plot curve.svg"
+        )
+
+
 def simulate_curve(costs: Costs, links: Links, worlds: Sequence[int], *, per_node: int) -> list[Point]:
-    """Weak scaling over nodes of so many devices: the speed-up is that of patches a second over one device."""
+    """Weak scaling over nodes of so many devices, or of fewer where a world does not divide: the speed-up is that of
+    patches a second over one device."""
     work = Work(costs.compute_s, costs.data_s, costs.gradient_bytes, costs.spread)
     alone = simulate_step(work, links, nodes=1, devices=1).step_s
     points = []
     for world in worlds:
-        layout = Layout(-(-world // per_node), min(world, per_node))
+        devices = next(each for each in range(min(world, per_node), 0, -1) if world % each == 0)
+        layout = Layout(world // devices, devices)
         step = simulate_step(work, links, nodes=layout.nodes, devices=layout.devices)
         points.append(Point(layout, step, layout.world_size * alone / step.step_s))
     return points

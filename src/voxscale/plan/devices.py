@@ -101,7 +101,7 @@ def find_device(text: str) -> Device | None:
         for name, device in known_devices().items()
         if (parts := name.split("-"))[0] in words and sizes in ([], [parts[1]])
     ]
-    if "pcie" in words:
+    if {"pcie", "nvl"} & set(words):  # slower ones, or with other memory
         found = [device for device in found if device.nvlink_gb_s is None]
     return min(found, key=lambda device: device.memory_gb, default=None)
 

@@ -52,6 +52,10 @@ class Forecast:
         first = self.curve[0].patches_per_s
         return {str(times.layout.world_size): times.patches_per_s / first for times in self.curve}
 
+    def step_s_on(self, devices: int) -> float:
+        """Seconds of a step on so many devices, or on the most below that are in the curve."""
+        return [times.step.step_s for times in self.curve if times.layout.world_size <= devices][-1]
+
     def as_json(self) -> dict[str, Any]:
         step = self.times.step
         return {

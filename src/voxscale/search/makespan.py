@@ -1,7 +1,6 @@
 """How long a search takes on so many devices: its trials, simulated event by event.
 
-Assumed: every trial takes the same time per step, on devices of its own, one trial after another as devices become
-free; how good each is is drawn at random and does not change; those that ASHA judges are judged as in a real search.
+Those that ASHA judges are judged as in a real search.
 """
 
 from __future__ import annotations
@@ -15,8 +14,14 @@ from typing import Any
 import numpy as np
 
 from voxscale.config.search import Search
+from voxscale.plan.forecast import Forecast
 from voxscale.plan.plan import Plan
 from voxscale.search.asha import is_stopped, rungs
+
+ASSUMPTIONS = (
+    "every trial of the search takes the same time per step, on devices of its own, as soon as some are free",
+    "how good each trial is is drawn at random and does not change on the way",
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,16 @@ def simulate_search(trials: Trials, step_s: float, *, devices: int, per_trial: i
     return Makespan(now, steps, steps * step_s * per_trial / 3600)
 
 
-def simulate_trials(search: Search | None, plan: Plan, step_s: float, worlds: Sequence[int]) -> list[dict[str, Any]]:
-    """What a config's search takes on so many devices, with its early stopping; nothing where there is no search."""
-    if search is None:
-        return []
-    per_trial = search.per_trial.devices
-    trials, each = trials_of(search, plan), per_trial if isinstance(per_trial, int) else 1
+def simulate_trials(
+    search: Search, forecast: Forecast, worlds: Sequence[int], *, per_node: int
+) -> list[dict[str, Any]]:
+    """What a config's search takes on so many devices, with its early stopping; a trial has those of one node at most.
+
+    Trials that share a device are taken as one after another: together they are no faster.
+    """
+    asked = search.per_trial.devices
+    each = per_node if asked == "all" else max(1, int(asked))
+    trials, step_s = trials_of(search, forecast.plan), forecast.step_s_on(each)
     whole = trials.count * trials.steps
     rows = []
     for devices in (world for world in worlds if world >= each):

@@ -31,6 +31,7 @@ from voxscale.parallel import World, any_rank, barrier, gather_records, joined, 
 from voxscale.plan.costs import SCHEMA_VERSION
 from voxscale.runs import RunFolder
 from voxscale.train.job import Job, open_job
+from voxscale.train.kept import refuse_too_large
 from voxscale.train.memory import MemoryWatch
 from voxscale.train.probe import choose, describe_compute
 from voxscale.train.rank import add_rank_arguments, require, run_as_rank
@@ -57,6 +58,7 @@ def measure_run(
     """Measure for about so many seconds. Every rank calls this; rank 0 writes `out`."""
     require(run)
     job = open_job(run, world, environ)
+    refuse_too_large(job)
     with joined(world, backend=job.backend, device=job.device, timeout_s=job.config.train.timeout_s):
         job = choose(job, environ)[0]
         trainer = Trainer(job)
