@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 
 def printable(text: str) -> str:
@@ -65,16 +65,20 @@ ANOTHER_RANK = "another rank"  # whoever started the ranks knows which
 
 
 class LostContactError(TrainingError):
-    """Another rank is gone, or silent: a consequence. `cases` are those of each rank in the step it was noticed in."""
+    """Another rank is gone, or silent: a consequence. `where` is what they were at, with which cases for each rank."""
 
     code = "lost_contact"
 
-    def __init__(self, message: str, *, fix: str = "", step: int = 0, cases: Sequence[Sequence[str]] = ()) -> None:
+    def __init__(self, message: str, *, fix: str = "", where: str = "", cases: Sequence[Sequence[str]] = ()) -> None:
         super().__init__(message, fix=fix)
-        self.step, self.cases = step, cases
+        self.where, self.cases = where, cases
+
+    def at(self, where: str, cases: Sequence[Sequence[str]]) -> Self:
+        self.where, self.cases = where, cases
+        return self
 
     def as_json(self) -> dict[str, Any]:
-        return {**super().as_json(), "step": self.step, "cases": self.cases}
+        return {**super().as_json(), "where": self.where, "cases": self.cases}
 
 
 class TimedOutError(LostContactError):

@@ -60,18 +60,21 @@ def joined(world: World, *, backend: str, device: torch.device, timeout_s: float
         yield
         return
     bound, limit = device if device.type == "cuda" else None, timedelta(seconds=timeout_s)
+    _limit_s[:] = [timeout_s]
     try:
         dist.init_process_group(backend, timeout=limit, device_id=bound)
     except (RuntimeError, ValueError) as error:
+        fix = "start as many ranks as WORLD_SIZE says, and let them reach MASTER_ADDR:MASTER_PORT"
+        if (lost := lost_contact(error)) is not None:
+            lost.fix = fix
+            raise lost.at("while starting", [[] for _ in range(world.size)]) from error
         raise InfrastructureError(
-            f"rank {world.rank} of {world.size} could not join the others: {error}",
-            fix="start as many ranks as WORLD_SIZE says, and let them reach MASTER_ADDR:MASTER_PORT",
+            f"rank {world.rank} of {world.size} could not join the others: {error}", fix=fix
         ) from error
     # A gloo group that dies waits for its thread, which may need the interpreter lock to let go of a tensor: a
     # deadlock (seen with torch 2.13). So it is kept to the end of the process, and `leave` ends that.
     on_host = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=limit)
     _KEPT.extend([dist.group.WORLD, on_host, dist.new_group(timeout=_PATIENCE)])
-    _limit_s[:] = [timeout_s]
     try:
         yield
     finally:
@@ -172,9 +175,7 @@ class Pace:
         try:
             work.wait()
         except RuntimeError as error:
-            if is_timeout(error):
-                raise TimedOutError(f"{ANOTHER_RANK} did not answer within {_limit_s[0]:g} s") from error
-            raise LostContactError(f"{ANOTHER_RANK} is gone") from error
+            raise lost_contact(error) or LostContactError(f"{ANOTHER_RANK} is gone") from error
         return int(done.item())
 
 
@@ -251,12 +252,13 @@ def barrier(world: World) -> None:
         dist.barrier()
 
 
-def is_timeout(error: BaseException) -> bool:
-    """Whether an error only says that another rank did not answer in time."""
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in ("Timed out", "timed out", "timeout"))
-
-
-def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone: a consequence, not a cause."""
+def lost_contact(error: BaseException) -> LostContactError | None:
+    """What to raise for an error that only says that another rank is gone, or silent: a consequence, not a cause."""
     text = str(error)
-    return isinstance(error, dist.DistError) or ("gloo" in text and "Connection" in text) or "Connection reset" in text
+    if not _limit_s:
+        return None  # there are no other ranks
+    if isinstance(error, RuntimeError) and any(said in text for said in ("Timed out", "timed out", "timeout")):
+        return TimedOutError(f"{ANOTHER_RANK} did not answer within {_limit_s[0]:g} s")
+    if isinstance(error, dist.DistError) or ("gloo" in text and "Connection" in text) or "Connection reset" in text:
+        return LostContactError(f"{ANOTHER_RANK} is gone")
+    return None

@@ -69,7 +69,7 @@ def _stop_one(training: Training, process: Started, wanted: str, report: Report,
         os.kill(ranks[rank], signal.SIGKILL)
         return
     report.slowest("s from the time-out to its name", time.monotonic() - stopped - _TIMEOUT_S, limit=_NAMED_S)
-    expected = rf"rank {rank} did not answer within {_TIMEOUT_S} s (at step \d+|while evaluating), with cases \S+"
+    expected = rf"rank {rank} did not answer within {_TIMEOUT_S} s (while evaluating )?at step \d+, with cases \S+"
     said = training.said()
     report.expect(
         code == 1 and re.search(expected, said) is not None, f"{name}, {moment}: {code}, not named: {said[-300:]}"

@@ -135,20 +135,21 @@ def test_a_run_killed_before_its_first_checkpoint_tells_its_story_once(
 def test_a_killed_rank_is_named_and_the_run_can_go_on(
     session_environ: dict[str, str], cli_here: Cli, write_config: WriteConfig, tmp_path: Path
 ) -> None:
-    run, config = tmp_path / "run", write_config(train__epochs=30, validate__every=30)
+    """Here while it validates, which takes a second."""
+    run, config = tmp_path / "run", write_config(validate={"every": 1, "window": [8, 8, 8], "overlap": 0.9})
     with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
-        wait_for_step(run, 8)
-        victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
-        os.kill(victim, signal.SIGKILL)
+        wait_for_step(run, 5)
+        os.kill(_worker(run, 1), signal.SIGKILL)
         killed = time.monotonic()
         _, err = job.communicate(timeout=30)
     assert time.monotonic() - killed < 5
     assert job.returncode == 1
-    assert re.search(r"rank 1 was killed by signal 9 at step \d+, with cases \S+", err), err
+    assert re.search(r"rank 1 was killed by signal 9 while evaluating at step 5, with cases \S+", err), err
+    assert "had too little memory" in err
     assert "Traceback" not in err
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["state"] == "failed"
-    assert metrics["steps"] >= 8
+    assert metrics["steps"] == 5
     assert not _workers(run)
     done = cli_here("train", config, "--run", run, "--devices", 1)
     assert done.code == 0, done.err
@@ -161,8 +162,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_where_it_may(
     run, config = tmp_path / "run", write_config(train__epochs=30, validate__every=30, train__timeout_s=3)
     with start(session_environ, "train", config, "--run", run, "--devices", 2, "--restarts", 1) as job:
         wait_for_step(run, 8)
-        victim = next(pid for pid in _workers(run) if b"RANK=1" in _environment(pid))
-        os.kill(victim, signal.SIGSTOP)
+        os.kill(_worker(run, 1), signal.SIGSTOP)
         stopped = time.monotonic()
         for line in job.stderr or ():
             if "did not answer" in line:
@@ -177,6 +177,24 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_where_it_may(
     assert "Traceback" not in err
     assert not _workers(run)
     assert [event["event"] for event in read_events(run / "events.jsonl")].count("resume") == 1
+
+
+@pytest.mark.ranks
+def test_a_rank_that_hangs_as_it_starts_is_named(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(train__timeout_s=2)
+    with start(session_environ, "train", config, "--run", run, "--devices", 2) as job:
+        deadline = time.monotonic() + 60
+        while len(_workers(run)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(_worker(run, 1), signal.SIGSTOP)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 1, err
+    assert "error: rank 1 did not answer within 2 s while starting\n" in err
+    assert "too little memory" not in err, "it was the launcher that killed it"
+    assert not _workers(run)
 
 
 @pytest.mark.ranks
@@ -290,6 +308,10 @@ def _workers(run: Path) -> list[int]:
         if b"voxscale.train.worker" in words and str(run).encode() in words:
             found.append(int(entry.name))
     return found
+
+
+def _worker(run: Path, rank: int) -> int:
+    return next(pid for pid in _workers(run) if f"RANK={rank}".encode() in _environment(pid))
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -19,7 +19,7 @@ from voxscale.errors import BY_CODE, LostContactError, StoppedEarly, TrainingErr
 from voxscale.files import write_csv
 from voxscale.infer.ensemble import Ensemble
 from voxscale.infer.outcome import OutcomeMember, predict_together
-from voxscale.parallel import Pace, World, gather_records
+from voxscale.parallel import Pace, World, gather_records, lost_contact
 from voxscale.tasks import VolumeTask
 from voxscale.tasks.summary import Row
 from voxscale.terminal import progress
@@ -64,7 +64,7 @@ def evaluate_cases(
                 pace.advance()
     with _naming(shares):
         pace.finish()
-    gathered = gather_records(records, world, device, together=True)
+        gathered = gather_records(records, world, device, together=True)
     if failure is not None and not isinstance(failure, VoxscaleError):
         raise failure  # its traceback goes into this rank's log
     _refuse_failures(gathered)
@@ -77,9 +77,11 @@ def _naming(shares: Sequence[Sequence[Case]]) -> Iterator[None]:
     """A rank that is gone, or hangs, is told of with the cases it had to evaluate."""
     try:
         yield
-    except LostContactError as error:
-        error.cases = [[case.id for case in share] for share in shares]
-        raise
+    except (LostContactError, RuntimeError) as error:
+        lost = error if isinstance(error, LostContactError) else lost_contact(error)
+        if lost is None:
+            raise
+        raise lost.at("while evaluating", [[case.id for case in share] for share in shares]) from error
 
 
 def of_volumes(ensemble: Ensemble, task: VolumeTask, store: Store, *, full: bool, keep: Keep | None = None) -> Measure:

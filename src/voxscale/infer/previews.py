@@ -88,7 +88,7 @@ class Previews:
             mine = [_write(run, places[_case(each)], each) for _, each in self._kept if _case(each) in places]
         except OSError as error:  # what was trained is worth more than its pictures
             print(f"warning: {run.previews}: {error.strerror}; the report will lack cases", file=sys.stderr)
-        about = sorted(gather_records(mine, world, device), key=lambda each: str(each["image"]))
+        about = sorted(gather_records(mine, world, device, together=True), key=lambda each: str(each["image"]))
         if world.is_main and about:
             _remove_others(run, about)
             write_json(run.preview_index, {"schema": SCHEMA_VERSION, **self._classes, "cases": about})

@@ -62,13 +62,14 @@ def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleE
             place = "" if issubclass(kind, StoppedEarly) else f"rank {record['rank']}: "
             return kind(place + record["message"], fix=record["fix"])
     fix = f"see {reports}; start the same command again to continue from the last checkpoint"
-    if any("killed by signal 9" in failure for failure in failures):
-        fix += "; if nobody killed it, this machine had too little memory: lower train.micro_batch"
     timed_out = [record for record in records if record["code"] == TimedOutError.code]
     witness = next((record for record in (*timed_out, *records) if record.get("cases")), None)
     silent, where = _silent_ranks(records, witness) if witness is not None else ("", "")
-    if timed_out and silent:
-        return RankLostError(timed_out[0]["message"].replace(ANOTHER_RANK, silent) + where, fix=fix)
+    if timed_out:  # where none is silent, they do not reach each other
+        message = timed_out[0]["message"].replace(ANOTHER_RANK, silent or ANOTHER_RANK)
+        return RankLostError(message + where, fix=fix if silent else timed_out[0]["fix"] or fix)
+    if any("killed by signal 9" in failure for failure in failures):
+        fix += "; if nobody killed it, this machine had too little memory: lower train.micro_batch"
     told = [f"rank {record['rank']} ended" for record in records]  # because another was lost
     causes = [failure for failure in failures if not any(text in failure for text in told)] or failures
     return otherwise or RankLostError(("; ".join(causes) or "the ranks ended before their work did") + where, fix=fix)
@@ -88,13 +89,12 @@ def train_with_restarts(train: Callable[[], None], restarts: int) -> None:
 
 def _silent_ranks(records: Sequence[dict[str, Any]], witness: dict[str, Any]) -> tuple[str, str]:
     """(The ranks that left no word, where they were), as another one saw it."""
-    cases = witness["cases"]
+    cases, place = witness["cases"], f" {where}" if (where := witness.get("where")) else ""
     silent = [rank for rank in range(len(cases)) if all(record["rank"] != rank for record in records)]
     if not silent:
-        return "", ""
+        return "", place
     some = list(dict.fromkeys(case for rank in silent for case in cases[rank]))
     theirs = ", ".join(some[:_MOST_CASES]) + (f" and {len(some) - _MOST_CASES} more" if len(some) > _MOST_CASES else "")
-    place = f" at step {witness['step']}" if witness["step"] else " while evaluating"
     names = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
     return names, place + (f", with cases {theirs}" if theirs else "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, point_best
 from voxscale.data.cases import VAL
 from voxscale.data.loader import Batch, PatchLoader
-from voxscale.errors import ANOTHER_RANK, LostContactError, StoppedEarly, TimedOutError
+from voxscale.errors import LostContactError, StoppedEarly
 from voxscale.files import write_json
 from voxscale.infer.evaluate import write_cases
-from voxscale.parallel import any_rank, barrier, gather_records, is_lost_contact, is_timeout
+from voxscale.parallel import any_rank, barrier, gather_records, lost_contact
 from voxscale.tasks.summary import metric_value
 from voxscale.train.console import Console
 from voxscale.train.events import Events
@@ -76,7 +76,20 @@ class Loop:
     def gather_communication(self) -> list[float | None]:
         """Seconds that each rank waited for gradients in a step, in rank order; None: not known. All ranks call it."""
         records = [{"communication_s": self._trainer.communication_s}]
-        return [each["communication_s"] for each in gather_records(records, self.job.world, self.job.device)]
+        gathered = gather_records(records, self.job.world, self.job.device, together=True)
+        return [each["communication_s"] for each in gathered]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While cases are evaluated: a rank that is lost is told of with the step they are evaluated at."""
+        try:
+            yield
+        except (LostContactError, RuntimeError) as error:
+            lost = error if isinstance(error, LostContactError) else lost_contact(error)
+            if lost is None:
+                raise
+            cases = lost.cases or [[] for _ in range(self.job.world.size)]
+            raise lost.at(f"while evaluating at step {self.progress.step}", cases) from error
 
     @property
     def place(self) -> dict[str, int]:
@@ -159,7 +172,8 @@ class Loop:
         cases = self.job.cases_of(VAL)
         if not cases:
             return False
-        rows = self.job.evaluate(cases, stop=self.stop)
+        with self.evaluating():
+            rows = self.job.evaluate(cases, stop=self.stop)
         summary = self.job.task.summarise(rows, full=False)
         name = self.job.config.validation.metric
         value = metric_value(summary, name)
@@ -215,8 +229,5 @@ class Loop:
         cases = self._trainer.cases_of_ranks(step)
         if is_out_of_memory(error):
             return out_of_memory(error, step=step, plan=self.job.plan, cases=cases[self.job.world.rank])
-        place: dict[str, Any] = {"step": step, "cases": cases, "fix": f"see {self.job.run.logs}"}
-        if is_timeout(error):
-            limit = self.job.config.train.timeout_s
-            return TimedOutError(f"{ANOTHER_RANK} did not answer within {limit:g} s", **place)
-        return LostContactError(f"{ANOTHER_RANK} is gone", **place) if is_lost_contact(error) else error
+        lost = lost_contact(error)
+        return lost.at(f"at step {step}", cases) if lost is not None else error

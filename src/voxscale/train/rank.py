@@ -17,12 +17,11 @@ from pathlib import Path
 from voxscale.errors import (
     ConfigError,
     InfrastructureError,
-    LostContactError,
     TrainingError,
     VoxscaleError,
 )
 from voxscale.files import remove, write_json
-from voxscale.parallel import World, is_lost_contact
+from voxscale.parallel import World, lost_contact
 from voxscale.runs import RunFolder, error_file, rank_log
 from voxscale.train.memory import first_line, is_out_of_memory, out_of_memory
 
@@ -75,7 +74,7 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise _unexpected(error, log) from error
+            raise _unexpected(error, log, world) from error
         raise InfrastructureError(
             f"{error.filename or run.root}: {error.strerror}; {shutil.disk_usage(run.root).free:,} bytes are free. "
             "The last checkpoint is intact",
@@ -84,7 +83,7 @@ def do_work(work: Work, run: RunFolder, world: World, environ: Mapping[str, str]
     except Exception as error:
         if is_out_of_memory(error):
             raise out_of_memory(error) from error
-        raise _unexpected(error, log) from error
+        raise _unexpected(error, log, world) from error
 
 
 def require(run: RunFolder) -> None:
@@ -92,12 +91,13 @@ def require(run: RunFolder) -> None:
         raise ConfigError(f"{run.root}: not a run folder", fix="write one: voxscale train CONFIG --run DIR --no-start")
 
 
-def _unexpected(error: Exception, log: Path) -> TrainingError:
+def _unexpected(error: Exception, log: Path, world: World) -> TrainingError:
     """The error as users see it; its traceback goes into the rank's log."""
     with contextlib.suppress(OSError), log.open("a") as lines:
         traceback.print_exc(file=lines)
-    kind = LostContactError if is_lost_contact(error) else TrainingError
-    return kind(f"{type(error).__name__}: {first_line(error)}", fix=f"see {log}")
+    if (lost := lost_contact(error)) is not None:
+        return lost.at("", [[] for _ in range(world.size)])
+    return TrainingError(f"{type(error).__name__}: {first_line(error)}", fix=f"see {log}")
 
 
 def _stop_with_parent() -> None:

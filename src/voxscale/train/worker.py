@@ -89,8 +89,9 @@ def _finish(loop: Loop, events: Events) -> None:
     """Run the loop to its end and record how it went."""
     try:
         loop.run()
-        communication = loop.gather_communication()
-        _write_metrics(loop, "done")
+        with loop.evaluating():
+            communication = loop.gather_communication()
+            _write_metrics(loop, "done")
     except StoppedEarly:
         _write_metrics(loop, "stopped")
         raise
