@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from voxscale.checkpoint import BadCheckpointError, Checkpoint, digest_of, load_checkpoint, load_last, save_checkpoint
-from voxscale.errors import InfrastructureError
+from voxscale.checkpoint import (
+    BadCheckpointError,
+    Checkpoint,
+    _manifest,
+    digest_of,
+    load_checkpoint,
+    load_last,
+    save_checkpoint,
+    set_aside_newer,
+)
+from voxscale.errors import DataError, InfrastructureError
 from voxscale.runs import RunFolder
 
 
@@ -104,15 +113,58 @@ def test_generations_are_told_by_step_whatever_clocks_say(run: RunFolder) -> Non
 def test_what_was_just_saved_outlives_a_damaged_newer_one(run: RunFolder) -> None:
     damaged = save_checkpoint(run, make_checkpoint(4), keep=1, is_best=False)
     (damaged / "model.safetensors").write_bytes(b"")
-    warnings: list[str] = []
-    assert load_last(run, warnings.append) is None
-    assert warnings[-1] == "there is none before it: starting from step 0"
     save_checkpoint(run, make_checkpoint(2), keep=1, is_best=False)
     loaded = load_last(run, pytest.fail)
     assert loaded is not None
     assert loaded.step == 2
     assert run.last.resolve().exists()
     assert not damaged.exists()
+
+
+def test_where_none_is_whole_nothing_begins_anew_by_itself(run: RunFolder) -> None:
+    for step in (1, 2):
+        (save_checkpoint(run, make_checkpoint(step), keep=2, is_best=False) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(BadCheckpointError, match=r"step-00000002: .* damaged, and so are all 1 before it") as refused:
+        load_last(run, lambda text: None)
+    assert "--fresh" in refused.value.fix
+
+
+def test_a_damaged_one_does_not_count_as_kept(run: RunFolder) -> None:
+    for step in (1, 2):
+        damaged = save_checkpoint(run, make_checkpoint(step), keep=2, is_best=False)
+    (damaged / "state.json").write_bytes(b"{}")
+    set_aside_newer(run, 1)
+    assert run.last.resolve() == run.checkpoint(1)
+    assert (run.checkpoints / "damaged-00000002" / "state.json").read_bytes() == b"{}", "until another is safe"
+    save_checkpoint(run, make_checkpoint(3), keep=2, is_best=False)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001", "step-00000003"]
+
+
+def test_what_may_be_whole_is_not_passed_over(run: RunFolder) -> None:
+    """Of another version, or on a file system that does not answer."""
+    for step in (1, 2):
+        newest = save_checkpoint(run, make_checkpoint(step), keep=2, is_best=False)
+    contents = {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
+    contents["state.json"] = contents["state.json"].replace(b'"schema":1', b'"schema":2')
+    (newest / "state.json").write_bytes(contents["state.json"])
+    (newest / "manifest.json").write_bytes(_manifest(contents))
+    with pytest.raises(DataError, match="another version of voxscale: found schema 2, expected 1"):
+        load_last(run, pytest.fail)
+    (newest / "state.json").unlink()
+    (newest / "state.json").symlink_to("state.json")
+    with pytest.raises(InfrastructureError, match="step-00000002: could not be read: Too many levels"):
+        load_last(run, pytest.fail)
+
+
+@pytest.mark.parametrize("state", [b"[1]", b"{}", b'{"schema":1}', b'{"schema":1,"step":7}'])
+def test_a_state_that_is_none_is_damage(run: RunFolder, state: bytes) -> None:
+    """Even under a manifest that fits: the last is of another step, a folder under a wrong name."""
+    folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    (folder / "state.json").write_bytes(state)
+    (folder / "manifest.json").write_bytes(_manifest({**contents, "state.json": state}))
+    with pytest.raises(BadCheckpointError, match=r"last: (state.json does not hold|holds step-00000007)"):
+        load_checkpoint(run.last)
 
 
 def test_a_new_run_has_none(run: RunFolder) -> None:

@@ -4,7 +4,8 @@
     checkpoints/last, best        links to the newest and to the best one
 
 A checkpoint is verified whole before anything of it is used. One that does not verify is passed over for the
-generation before it. Generations are ordered by step, never by time.
+generation before it, and kept aside as damaged-00000120 until the next one is safe. One that cannot be read, or that
+another version wrote, is not: nothing tells that it is damaged. Generations are ordered by step, never by time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "state.json",
     "manifest.json",
 )
+
+_DAMAGED = "damaged-"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -87,9 +90,7 @@ def point_best(run: RunFolder, step: int) -> None:
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint, every byte of it verified."""
     contents = _verified(folder)
-    state = json.loads(contents[_STATE])
-    if state.pop("schema") != SCHEMA_VERSION:
-        raise BadCheckpointError(f"{folder}: written by another version", fix="continue with that version")
+    state = _state(folder, contents[_STATE])
     try:
         return Checkpoint(load(contents[_MODEL]), load(contents[_OPTIMIZER]), state)
     except SafetensorError as error:
@@ -97,16 +98,34 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def load_last(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies, or None for a run that has none yet."""
+    """The newest checkpoint that verifies, or None for a run that has none yet. Of those it has, one has to verify."""
     generations = _generations(run)
+    damages = []
     for folder in generations:
         try:
             return load_checkpoint(folder)
         except BadCheckpointError as error:
+            damages.append(error.message)
             warn(f"{error.message}; falling back to the checkpoint before it")
-    if generations:
-        warn("there is none before it: starting from step 0")
+    if damages:
+        others = f", and so are all {len(damages) - 1} before it" if damages[1:] else ", and there is none before it"
+        raise BadCheckpointError(
+            damages[0] + others, fix="restore one of them, or start anew with --fresh, which moves them aside"
+        )
     return None
+
+
+def set_aside_newer(run: RunFolder, step: int) -> None:
+    """Take generations beyond the one that a run goes on from, which did not verify, out of their number. Rank 0 only.
+
+    They would count as kept in place of whole ones. What is aside goes when the next checkpoint is safe.
+    """
+    for folder in _generations(run):
+        if folder.name > run.checkpoint(step).name:
+            aside = folder.with_name(folder.name.replace("step-", _DAMAGED))
+            remove(aside)
+            folder.rename(aside)
+            point(run.last, run.checkpoint(step).name)
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -149,13 +168,35 @@ def _verified(folder: Path) -> dict[str, bytes]:
     try:
         manifest_bytes = (folder / _MANIFEST).read_bytes()
         contents = {name: (folder / name).read_bytes() for name in (_MODEL, _OPTIMIZER, _STATE)}
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpointError(f"{folder}: incomplete: {error.strerror}: {error.filename}") from error
+    except OSError as error:  # a file server that is away, say: it may be whole, and must not be passed over
+        raise InfrastructureError(
+            f"{folder}: could not be read: {error.strerror}: {error.filename}",
+            fix="make it readable and start the same command again; moved away, the one before it is used",
+        ) from error
     if manifest_bytes != _manifest(contents):
         raise BadCheckpointError(
             f"{folder}: does not match its manifest: {_first_difference(manifest_bytes, contents)}"
         )
     return contents
+
+
+def _state(folder: Path, content: bytes) -> dict[str, Any]:
+    """What is no tensor, of this version and of the step that the folder is named for."""
+    try:
+        state: dict[str, Any] = json.loads(content)
+        schema, name = state.pop("schema"), f"step-{state['step']:08d}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpointError(f"{folder}: {_STATE} does not hold a run's state") from error
+    if schema != SCHEMA_VERSION:
+        raise DataError(
+            f"{folder}: written by another version of voxscale: found schema {schema}, expected {SCHEMA_VERSION}",
+            fix="continue with that version, or start anew with --fresh, which moves the run aside",
+        )
+    if folder.resolve().name.startswith("step-") and folder.resolve().name != name:
+        raise BadCheckpointError(f"{folder}: holds {name}")
+    return state
 
 
 def _first_difference(manifest_bytes: bytes, contents: Mapping[str, bytes]) -> str:
@@ -184,7 +225,7 @@ def _prune(run: RunFolder, newest: int, keep: int) -> None:
     """Keep the best and the newest; what is beyond the step just saved did not verify and was passed over."""
     current = [folder for folder in _generations(run) if folder.name <= run.checkpoint(newest).name]
     kept = {run.best.resolve().name, *(folder.name for folder in current[:keep])}
-    for folder in _generations(run):
+    for folder in (*_generations(run), *run.checkpoints.glob(f"{_DAMAGED}*")):
         if folder.name not in kept:
             remove(folder)
 

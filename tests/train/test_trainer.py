@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from conftest import Cli
-from voxscale.checkpoint import digest_of
-from voxscale.errors import NotFiniteError
+from voxscale.checkpoint import Checkpoint, digest_of
+from voxscale.errors import DataError, NotFiniteError
 from voxscale.parallel import World
 from voxscale.runs import RunFolder
 from voxscale.train.job import Job, open_job
@@ -59,3 +59,9 @@ def test_an_optimizer_that_cannot_leave_out_a_step_is_asked_first(make_job: Call
         with pytest.raises(NotFiniteError, match="the loss is nan at step 1"):
             trainer.take(1, spoilt)
     assert digest_of(job.model.state_dict()) == before
+
+
+def test_weights_of_another_model_are_refused(make_job: Callable[[str], Job]) -> None:
+    trainer = Trainer(make_job("adam"))
+    with pytest.raises(DataError, match=r"checkpoint of step 3 is of another model or optimizer: .* Missing key"):
+        trainer.restore(Checkpoint({"weight": torch.ones(1)}, {}, {"step": 3}))

@@ -12,11 +12,12 @@ from torch.nn.utils import clip_grad_norm_
 from voxscale.checkpoint import Checkpoint
 from voxscale.config.models import OwnOptions
 from voxscale.data.loader import Batch
-from voxscale.errors import NotFiniteError
+from voxscale.errors import DataError, NotFiniteError
 from voxscale.models.transfer import freeze_encoder
 from voxscale.parallel import communication_s, distribute, without_sync
 from voxscale.train.exact import ExactStepper
 from voxscale.train.job import Job
+from voxscale.train.memory import is_out_of_memory
 from voxscale.train.optimize import (
     build_optimizer,
     can_skip,
@@ -59,8 +60,17 @@ class Trainer:
         self._stepper: Stepper | ExactStepper | None = None
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.job.model.load_state_dict(checkpoint.model)
-        restore_optimizer(self._optimizer, checkpoint.optimizer)
+        try:
+            self.job.model.load_state_dict(checkpoint.model)
+            restore_optimizer(self._optimizer, checkpoint.optimizer)
+        except (RuntimeError, ValueError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise DataError(
+                f"the checkpoint of step {checkpoint.step} is of another model or optimizer: "
+                f"{' '.join(str(error).split())[:200]}",
+                fix="go on with the version of voxscale that wrote it, or start anew with --fresh",
+            ) from error
         self._scaler.load_state_dict(checkpoint.state.get("scaler", {}))
 
     def checkpoint(self, state: dict[str, object]) -> Checkpoint:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from voxscale.checkpoint import digest_of, load_last, point_best
+from voxscale.checkpoint import digest_of, point_best
 from voxscale.data.cases import TEST, VAL
 from voxscale.errors import StoppedEarly
 from voxscale.files import remove, write_json
@@ -34,6 +34,7 @@ from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
 from voxscale.train.probe import settle
 from voxscale.train.rank import add_rank_arguments, require, run_as_rank
+from voxscale.train.resume import load_agreed
 from voxscale.train.start import start_from
 from voxscale.train.stop import StopRequest
 from voxscale.train.usage import recorded_usage
@@ -55,7 +56,7 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str], *, profi
     ):
         job, chosen = settle(job, environ)
         warnings: list[str] = []
-        checkpoint = load_last(run, warnings.append)
+        checkpoint = load_agreed(run, world, job.device, warnings.append)
         began_before = run.events.exists()
         done = checkpoint.step if checkpoint is not None else 0
         with (
