@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from voxscale.files import locked, point, publish, read_csv, remove_temporaries, write_csv, write_text
+from voxscale.files import locked, point, publish, read_csv, remove_temporaries, write_bytes, write_csv, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -21,6 +21,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise RuntimeError
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_is_told_of_with_the_file(small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as full:
+        write_bytes(small_disk / "a", bytes(200_000))
+    assert full.value.filename == str(small_disk / "a")
+    assert not list(small_disk.iterdir())
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:

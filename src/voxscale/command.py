@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -11,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 import typer
+
+_CHECK_PLACE = "check that the place exists and may be read and written"
 
 
 def answer(as_json: bool, content: dict[str, Any], text: str) -> None:
@@ -23,7 +27,10 @@ def run_verb(app: Callable[..., Any]) -> None:
     from voxscale.errors import ConfigError, InfrastructureError, StoppedEarly, VoxscaleError
 
     failure: VoxscaleError
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is after nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         signal.signal(number, _raise_signalled)
     try:
         code = app(prog_name="voxscale", standalone_mode=False)
@@ -38,7 +45,9 @@ def run_verb(app: Callable[..., Any]) -> None:
         sys.exit(141)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        failure = InfrastructureError(what, fix="check that the place exists and may be read and written")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free disk space and start the same command again" if is_full else _CHECK_PLACE
+        failure = InfrastructureError(what, fix=fix)
         failure.__cause__ = error
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click and typer each have their own class of that name
@@ -49,17 +58,21 @@ def run_verb(app: Callable[..., Any]) -> None:
         else:
             failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
             failure.__cause__ = error
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # what follows it is for a user's script
     if "--debug" in own:
         import traceback
 
         traceback.print_exception(failure)
-    if "--json" in own:
-        typer.echo(json.dumps({"error": failure.as_json()}))
-    else:
-        typer.echo(failure.as_text(), err=True)
+    with contextlib.suppress(OSError):  # nobody listens any more: the exit code still counts
+        if "--json" in own:
+            typer.echo(json.dumps({"error": failure.as_json()}))
+        else:
+            typer.echo(failure.as_text(), err=True)
+    if failure.afterwards is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            failure.afterwards()
     if failure.is_abrupt:
         sys.stdout.flush()
         sys.stderr.flush()

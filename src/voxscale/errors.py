@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 
@@ -22,6 +22,7 @@ class VoxscaleError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = fix
+        self.afterwards: Callable[[], object] | None = None  # to be done once it is told of: nobody waits for that
 
     @classmethod
     def from_findings(cls, findings: Sequence[str], *, fix: str = "") -> VoxscaleError:

@@ -37,8 +37,10 @@ def publish(path: Path, *, durable: bool = True) -> Iterator[Path]:
         temporary.rename(path)
         if durable:
             _sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         remove(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # of a full disk, the system does not say for which file
         raise
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import time
 from pathlib import Path
 
+import pytest
+
 from voxscale.data.shared_memory import SharedFolder, sweep_shared_memory
+from voxscale.errors import InfrastructureError
 
 
 def _come_and_go(seed: int, root: str, lost: multiprocessing.Queue[tuple[int, int]]) -> None:
@@ -44,3 +48,25 @@ def test_one_process_may_have_several(tmp_path: Path) -> None:
     assert second.path.exists()
     second.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_have_put_there_is_not_used(tmp_path: Path) -> None:
+    """Names can be guessed: another user's folder could hold other voxels, and would be handed a patient's."""
+    folder, elsewhere = tmp_path / f"voxscale-{os.getuid()}-a", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    sweep_shared_memory(tmp_path)
+    with pytest.raises(InfrastructureError, match="found another user's, or a link"):
+        SharedFolder("a", tmp_path)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+@pytest.mark.parametrize("name", [f"voxscale-{os.getuid()}-a", f".voxscale-{os.getuid()}.lock"])
+def test_another_users_folder_or_lock_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir() if name.endswith("a") else (tmp_path / name).touch()
+    os.chown(tmp_path / name, 4711, 4711)
+    with pytest.raises(InfrastructureError, match="found another user's, or a link"):
+        SharedFolder("a", tmp_path)
+    sweep_shared_memory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.lstat().st_uid == 4711] == [name]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from conftest import REPOSITORY
 from lab.slurm import SlurmLab
 from voxscale.launch.meeting import address_towards, expand_nodes, interfaces
+from voxscale.launch.ranks import _agent_folder
 
 NODE = REPOSITORY / "src" / "voxscale" / "launch" / "node.py"
 
@@ -101,3 +103,17 @@ def test_two_nodes_meet_and_a_failure_of_one_ends_the_other(tmp_path: Path) -> N
     arrivals = [json.loads(path.read_text()) for path in sorted((tmp_path / "reports").glob("node-000?.json"))]
     assert arrivals[0]["port"] > 0
     assert "port" not in arrivals[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_folders_of_other_users_agents_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can make one, with a pipe or a link to anything in it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours, theirs = tmp_path / "vx-agent-ours", tmp_path / "vx-agent-theirs"
+    for folder in (ours, theirs):
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    os.chown(theirs, 4711, 4711)
+    with _agent_folder() as folder:
+        assert sorted(tmp_path.iterdir()) == sorted([folder, theirs])
+        assert not list(theirs.iterdir())

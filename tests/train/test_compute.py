@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,12 +102,17 @@ def test_auto_is_settled_once(train: Callable[..., Path], monkeypatch: pytest.Mo
     assert (done.code, "changed since the run was made" in done.err) == (2, True)
 
 
-def test_what_ends_its_process_is_not_chosen(train: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_ends_its_process_is_not_chosen(
+    train: Callable[..., Path], run_python: Callable[..., Finished], tmp_path: Path
+) -> None:
     run = train("run", steps=1)
     job = probe.open_job(probe.RunFolder(run), probe.World(), {})
     way = probe.Compute(job.device)
     assert 0 < probe._measure_apart(job, way, {}) < 60
     assert probe._measure_apart(job, way, {"PYTHONPATH": str(_broken(tmp_path))}) == float("inf")
+    of_another = {"VOXSCALE_PARENT": "1"}
+    orphan = run_python("-m", "voxscale.train.probe", run, "--micro-batch", 1, env=of_another)
+    assert orphan.code == -signal.SIGKILL, "it does not outlive the rank that it was started for"
 
 
 def _broken(folder: Path) -> Path:

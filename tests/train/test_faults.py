@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +22,7 @@ import pytest
 
 from conftest import Cli
 from voxscale.train.events import read_events
+from voxscale.train.stop import StopRequest
 from voxscale.train.worker import main
 
 WriteConfig = Callable[..., Path]
@@ -55,6 +60,46 @@ def test_a_signal_saves_and_exits_75(
     last = (run / "checkpoints" / "last").resolve().name
     assert last == f"step-{metrics['steps']:08d}"
     assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
+
+
+@pytest.mark.ranks
+def test_a_terminal_that_is_closed_is_a_signal_to_save(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    """Nothing can be written to it any more, by the launcher or by a rank, and that must not be the end before."""
+    run, config = tmp_path / "run", write_config(train__epochs=500, log="step")
+    screen, its_side = pty.openpty()
+    command = ["setsid", "--ctty", sys.executable, "-m", "voxscale", "train", config, "--run", run, "--devices", "2"]
+    with subprocess.Popen(command, env=session_environ, stdin=its_side, stdout=its_side, stderr=its_side) as job:
+        os.close(its_side)
+        closed = threading.Event()
+        threading.Thread(target=_read_until, args=(screen, closed), daemon=True).start()
+        wait_for_step(run, 3)
+        closed.set()
+        assert job.wait(60) == 75
+    assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
+    assert json.loads((run / "metrics.json").read_text())["state"] == "stopped"
+    assert not _workers(run)
+
+
+def _read_until(screen: int, closed: threading.Event) -> None:
+    while not closed.is_set():
+        if select.select([screen], [], [], 0.05)[0]:
+            os.read(screen, 65536)
+    os.close(screen)
+
+
+def test_nohup_outlives_its_terminal() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for ignored in (True, False):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
+            stop = StopRequest(None)
+            with stop.on_signals():
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop.wanted(0) is not ignored
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("delay_s", [0.6, 1.5, 2.2])
@@ -278,6 +323,24 @@ def test_two_runs_in_one_folder(
     assert cli_here("runs", run, "--json").json["runs"][0]["state"] == "interrupted"
     third = cli_here("train", config, "train.stop_after={steps: 1}", "--run", run, "--devices", 1)
     assert third.code == 75, "a dead owner's claim is taken over"
+
+
+@pytest.mark.ranks
+def test_a_disk_without_any_room_is_named_though_ranks_cannot_write_why(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, small_disk: Path
+) -> None:
+    run, config = small_disk / "run", write_config(train__epochs=500, checkpoint={"every_steps": 2, "keep": 1})
+    with start(session_environ, "train", config, "--run", run, "--devices", 2, "--restarts", 1) as job:
+        wait_for_step(run, 3)
+        with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 4, err
+    assert "No space left on device" in err
+    assert re.search(r"error: rank 0 ended with exit code 4; .*[\d,]+ bytes are free in \S+logs", err), err
+    assert "starting again" not in err, "it would come to the same end"
+    assert "Traceback" not in err
 
 
 def test_damaged_checkpoint_falls_back_and_still_ends_the_same(

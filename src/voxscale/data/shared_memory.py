@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from voxscale.errors import InfrastructureError
 from voxscale.files import hold, is_at, locked, remove
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, by its nature shared; the folders in it are 0700
@@ -23,6 +25,7 @@ class SharedFolder:
         with _alone(root):
             _sweep(root)
             self.path.mkdir(mode=0o700, exist_ok=True)
+            _refuse_strange(self.path)
             (self.path / _IN_USE).touch()
             self._in_use = hold(self.path / _IN_USE)
             _open_here.append(self.path)
@@ -38,13 +41,33 @@ class SharedFolder:
 
 def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
     """Delete what this user's killed ranks left in shared memory."""
-    if any(root.glob(f"{_prefix()}*")):
-        with _alone(root):
+    if _own_folders(root):
+        with suppress(InfrastructureError), _alone(root):
             _sweep(root)
 
 
+def _own_folders(root: Path) -> list[Path]:
+    return [folder for folder in root.glob(f"{_prefix()}*") if _is_own(folder)]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is this user's, and no link: anybody can put anything there, under any name."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        return status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode)
+    return False
+
+
+def _refuse_strange(path: Path) -> None:
+    if not _is_own(path):
+        raise InfrastructureError(
+            f"{path}: found another user's, or a link; expected this user's own",
+            fix="have it removed, or use data.cache.where: store",
+        )
+
+
 def _sweep(root: Path) -> None:
-    for folder in root.glob(f"{_prefix()}*"):
+    for folder in _own_folders(root):
         if folder in _open_here:
             continue
         try:
@@ -66,10 +89,12 @@ def _alone(root: Path) -> Iterator[None]:
     """
     path = root / f".voxscale-{os.getuid()}.lock"
     while True:
+        if path.is_symlink() or path.exists():
+            _refuse_strange(path)
         with locked(path) as file:
             if not is_at(path, file):
                 continue
             yield
-            if not any(root.glob(f"{_prefix()}*")):
+            if not _own_folders(root):
                 path.unlink()
             return

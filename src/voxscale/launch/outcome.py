@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
 _MOST_CASES = 10  # that are named
+_UNABLE = f"ended with exit code {InfrastructureError.exit_code}"
 LOST = "lost"  # a file among the reports of a job that lost a rank
 
 
@@ -50,7 +53,8 @@ def judge(
         return
     error = read_failure(reports, failures, otherwise=otherwise)
     if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
-        _record_failure(run, world_size)
+        with suppress(OSError):  # the disk may be full
+            _record_failure(run, world_size)
     raise error
 
 
@@ -70,6 +74,12 @@ def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleE
         return RankLostError(message + where, fix=fix if silent else timed_out[0]["fix"] or fix)
     if any("killed by signal 9" in failure for failure in failures):
         fix += "; if nobody killed it, this machine had too little memory: lower train.micro_batch"
+    if not otherwise and any(_UNABLE in failure for failure in failures):  # ranks say why, unless they cannot write it
+        free = shutil.disk_usage(reports).free
+        return InfrastructureError(
+            f"{'; '.join(failures)}; {free:,} bytes are free in {reports}, where they write why",
+            fix="see what they printed; make room, and start the same command again to continue",
+        )
     told = [f"rank {record['rank']} ended" for record in records]  # because another was lost
     causes = [failure for failure in failures if not any(text in failure for text in told)] or failures
     return otherwise or RankLostError(("; ".join(causes) or "the ranks ended before their work did") + where, fix=fix)

@@ -108,7 +108,7 @@ def start_ranks(
         "local_addr": place.address,
         "max_restarts": 0,
         "monitor_interval": 0.1,
-        "signals_to_handle": "SIGHUP,SIGQUIT",
+        "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": int(save_time_s),
     }
     _bind_stores(place.address)
@@ -166,10 +166,14 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
         received.append(signal.Signals(number))
         if len(received) == 1:
             patience.start()
-        told = signal.SIGTERM if number == signal.SIGINT else number  # Python answers SIGINT with a traceback
+        # Python answers SIGINT with a traceback, and those who ignore SIGHUP inherited that
+        told = signal.SIGTERM if number in (signal.SIGINT, signal.SIGHUP) else number
         after(_PASS_ON_S, told).start()
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is after nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield received
     finally:
@@ -187,6 +191,8 @@ def _agent_folder() -> Iterator[Path]:
     """
     for left in Path(tempfile.gettempdir()).glob("vx-agent-*"):
         with contextlib.suppress(OSError):
+            if left.lstat().st_uid != os.getuid():
+                continue  # another user's, who may have put anything there
             if not (left / "held").exists() and time.time() - left.stat().st_mtime < _NEW_S:
                 continue  # its agent may be about to lock it; else it was killed before
             with (left / "held").open("a") as held:

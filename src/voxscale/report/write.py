@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from voxscale.errors import ConfigError, VoxscaleError, printable
@@ -49,10 +50,13 @@ def reporting(folder: Path) -> Iterator[None]:
     """Write the page when the body fails or stops early, too, if anything has happened in the folder by then."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         runs = (RunFolder(path) for path in (folder, *folder.glob("fold-*")))
         if SearchFolder(folder).table.exists() or any(run.events.exists() for run in runs):
-            refresh_report(folder)
+            if isinstance(error, VoxscaleError):
+                error.afterwards = partial(refresh_report, folder)  # of a long run the page takes its time
+            else:
+                refresh_report(folder)
         raise
 
 

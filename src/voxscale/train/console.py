@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -52,10 +53,17 @@ class LineConsole(NullConsole):
 
     def line(self, text: str) -> None:
         if self._log != "quiet":
-            print(text, file=sys.stderr, flush=True)
+            self._show(text)
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        self._show(f"warning: {text}", style="yellow")
+
+    def _show(self, text: str, style: str | None = None) -> None:
+        with contextlib.suppress(OSError):  # a terminal that was closed, or a pipe, does not end a training
+            self._print(text, style)
+
+    def _print(self, text: str, style: str | None) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def step(self, step: int, epoch: int, loss: float) -> None:
         self._epoch_losses.append(loss)
@@ -89,12 +97,8 @@ class BarConsole(LineConsole):
         self._bars = Progress(*columns, console=RichConsole(stderr=True), transient=True)
         self._bar = self._bars.add_task("training", total=plan.num_steps, completed=first_step - 1)
 
-    def line(self, text: str) -> None:
-        if self._log != "quiet":
-            self._bars.console.print(text, highlight=False, markup=False)
-
-    def warn(self, text: str) -> None:
-        self._bars.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
+    def _print(self, text: str, style: str | None) -> None:
+        self._bars.console.print(text, style=style, highlight=False, markup=False)
 
     def step(self, step: int, epoch: int, loss: float) -> None:
         self._bars.update(self._bar, completed=step, description=f"training  loss {loss:.4f}")
@@ -107,7 +111,8 @@ class BarConsole(LineConsole):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        with contextlib.suppress(OSError):
+            self._bars.stop()
 
 
 def open_console(plan: Plan, log: str, first_step: int, *, is_main: bool) -> Console:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from voxscale.tasks import Task
 from voxscale.train.compute import Compute, buffers_untouched
 from voxscale.train.job import Job, open_job
 from voxscale.train.memory import is_out_of_memory, out_of_memory
+from voxscale.train.rank import PARENT, stop_with_parent
 
 _WORTH_MEASURING_S = 600.0  # of training; below, measuring would cost more than it gains
 _WORTH_COMPILING_S = 1800.0  # compiling takes a minute or more, at each start
@@ -119,6 +121,7 @@ def _measure_apart(job: Job, way: Compute, environ: Mapping[str, str]) -> float:
     command += ["--micro-batch", str(job.plan.micro_batch), "--precision", way.precision]
     command += [option for option, used in (("--channels-last", way.channels_last), ("--compile", way.compile)) if used]
     of_one_rank = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    of_one_rank[PARENT] = str(os.getpid())
     try:
         done = subprocess.run(command, env=of_one_rank, capture_output=True, text=True, timeout=_LONGEST_S, check=True)
         return float(done.stdout.split()[-1])
@@ -165,6 +168,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args(arguments)
+    stop_with_parent(signal.SIGKILL)
     job = open_job(RunFolder(options.run), World(), os.environ)
     job = replace(job, plan=replace(job.plan, micro_batch=options.micro_batch))
     way = Compute(job.device, options.precision, options.channels_last, options.compile)

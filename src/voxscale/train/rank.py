@@ -25,6 +25,7 @@ from voxscale.parallel import World, lost_contact
 from voxscale.runs import RunFolder, error_file, rank_log
 from voxscale.train.memory import first_line, is_out_of_memory, out_of_memory
 
+PARENT = "VOXSCALE_PARENT"  # the process that a rank, or what it tries apart, must not outlive
 Work = Callable[[RunFolder, World, Mapping[str, str]], None]
 
 
@@ -40,7 +41,7 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
     reports = options.reports or run.logs
     world = World()
     if options.reports:
-        _stop_with_parent()
+        stop_with_parent()
     try:
         world = World.from_env(os.environ)
         if options.world_size not in (None, world.size):
@@ -51,9 +52,12 @@ def run_as_rank(options: argparse.Namespace, work: Work) -> int:
         remove(error_file(reports, world.rank))
         do_work(work, run, world, os.environ, logs=reports)
     except VoxscaleError as error:
-        with contextlib.suppress(OSError):  # a folder that cannot be written may be the very error
+        try:
             write_json(error_file(reports, world.rank), {**error.as_json(), "rank": world.rank})
-        if not options.reports:
+            is_reported = bool(options.reports)
+        except OSError:  # a disk that is full may be the very error
+            is_reported = False
+        if not is_reported:
             place = f"rank {world.rank}: " if world.size > 1 else ""
             print(place + error.as_text(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -100,12 +104,12 @@ def _unexpected(error: Exception, log: Path, world: World) -> TrainingError:
     return TrainingError(f"{type(error).__name__}: {first_line(error)}", fix=f"see {log}")
 
 
-def _stop_with_parent() -> None:
+def stop_with_parent(number: int = signal.SIGTERM) -> None:
     """A rank whose launcher is killed gets SIGTERM from the kernel, so it saves and leaves no orphan.
 
     Where the launcher was killed before this rank came so far, it gets it now.
     """
     set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.environ.pop("VOXSCALE_PARENT", None) not in (None, str(os.getppid())):
-        os.kill(os.getpid(), signal.SIGTERM)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+    if os.environ.pop(PARENT, None) not in (None, str(os.getppid())):
+        os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ from types import FrameType
 
 from voxscale.config.schema import StopAfter
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopRequest:
@@ -37,7 +37,8 @@ class StopRequest:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Listen for the length of the body. Once stopping, further signals are ignored to the end of the process."""
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        heard = [number for number in _SIGNALS if number != signal.SIGHUP or not outlives_terminal()]
+        before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
         finally:
@@ -46,3 +47,8 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or f"signal {signal.Signals(number).name}"
+
+
+def outlives_terminal() -> bool:
+    """Whether this was started with nohup, or the like: the end of its terminal is not to end it."""
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
