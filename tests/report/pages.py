@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from conftest import Cli, tiny_config
 from voxscale.data.synthetic import write_cohort
-from voxscale.files import write_csv
+from voxscale.files import read_csv, write_csv
 
 HOSTILE = '</script><img src=x onerror="document.title=1">&amp;"\'{{7*7}}\u2028‮name'
 OUTCOMES: dict[str, dict[str, Any]] = {
@@ -86,6 +86,36 @@ def write_search(folder: Path, runs: Mapping[float, Path]) -> Path:
     metrics |= {"best": {**found, "params": {"optimizer.lr": best}}, "trials": counts}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
+
+
+def write_folds(folder: Path, runs: Sequence[Path]) -> Path:
+    """A cross-validation whose folds are these runs, in the files that `voxscale train --folds all` leaves."""
+    rows: list[dict[str, Any]] = []
+    for number, run in enumerate(runs, start=1):
+        shutil.copytree(run, folder / f"fold-{number}", symlinks=True)
+        index = json.loads((folder / f"fold-{number}" / "previews" / "index.json").read_text())
+        held_out = {"case": f"{number}-{index['cases'][0]['case']}"}
+        index["cases"] = [{**index["cases"][0], **held_out}]
+        (folder / f"fold-{number}" / "previews" / "index.json").write_text(json.dumps(index))
+        rows.append({**next(iter(read_csv(run / "cases.csv"))), **held_out, "fold": number})
+    write_csv(folder / "cases.csv", list(rows[0]), rows)
+    summary = json.loads((runs[0] / "metrics.json").read_text())["summary"]
+    folds = [{"fold": number, "run": f"fold-{number}"} for number in range(1, len(runs) + 1)]
+    metrics = {"task": "segmentation", "state": "done", "summary": summary, "folds": folds}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def ended_after_a_step(run: Path, to: Path) -> Path:
+    """A copy of a run as it would be had its loss been no number in the second step."""
+    to.mkdir()
+    for name in ("config.yaml", "plan.json", "split.csv"):
+        shutil.copy(run / name, to)
+    start, first, *_ = (run / "events.jsonl").read_text().splitlines()
+    error = {"event": "error", "step": 2, "epoch": 1, "message": "the loss is nan at step 2", "time_s": 0.5}
+    (to / "events.jsonl").write_text("\n".join([start, first, json.dumps(error), ""]))
+    (to / "metrics.json").write_text(json.dumps({"task": "segmentation", "state": "failed", "steps": 2}))
+    return to
 
 
 def write_scale(folder: Path) -> Path:

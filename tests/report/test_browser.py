@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,17 @@ from PIL import Image
 
 from conftest import Cli
 from lab.debian import require
-from report.pages import HOSTILE, train_outcome, train_segmentation, with_hostile_names, write_scale, write_search
+from report.pages import (
+    HOSTILE,
+    ended_after_a_step,
+    train_outcome,
+    train_segmentation,
+    with_hostile_names,
+    write_folds,
+    write_scale,
+    write_search,
+)
+from voxscale.report.write import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -101,6 +112,8 @@ def pages(cli_here: Cli, work: Path, dataset: Path, segmented: Path) -> dict[str
         "comparison": [segmented, other],
         "search": [search],
         "scale": [write_scale(work / "scale")],
+        "folds": [write_folds(work / "folds", [segmented, segmented])],
+        "failed": [ended_after_a_step(segmented, work / "failed")],
         "hostile": [with_hostile_names(segmented, work / "<img src=x onerror=alert(1)>")],
     }
     made = {}
@@ -122,12 +135,43 @@ HEADINGS = {
     "survival": ["Kaplan–Meier by predicted risk, validation cases", "Time-dependent AUC, validation cases"],
     "regression": ["age, validation cases", "calcium, validation cases"],
     "classification": ["Confusion, validation cases", "ROC, validation cases"],
-    "comparison": ["Runs", "Validation: dice/mean", "Cases: dice/mean", "Where the time goes"],
+    "comparison": ["Runs", "Validation: dice/mean", "Cases: dice/mean", "Validation over time: dice/mean"],
+    "folds": ["All folds together", "Cases by the fold that held them out", "Runs"],
+    "failed": ["Training loss", "Learning rate", "Seconds per step"],
     "search": ["Parallel coordinates", "dice/mean over optimizer.lr", "Trials", "Best config"],
     "scale": ["Speed-up over devices", "What a step is spent on", "All figures"],
     "hostile": ["Training loss"],
 }
 OF_RUNS = ["Where the time goes", "Peak memory", "Plan against measured", "Environment", "Cases"]
+
+
+# Texts with less contrast to what is behind them than WCAG's 4.5.
+FAINT = """() => {
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const parts = (colour) => {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if (found[3] > 250) return found;
+    }
+  };
+  const isText = (node) => [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+  return [...document.querySelectorAll("body *:not(script)")]
+    .filter((node) => isText(node) && node.getClientRects().length)
+    .filter((node) => {
+      const style = getComputedStyle(node);
+      const two = [parts(node instanceof SVGElement ? style.fill : style.color), behind(node)].map(light);
+      return Math.max(...two) / Math.min(...two) < 4.5;
+    })
+    .map((node) => node.textContent);
+}"""
 
 
 @pytest.mark.parametrize("kind", HEADINGS)
@@ -142,6 +186,7 @@ def test_each_kind_opens_and_fits(
     assert set(HEADINGS[kind]) | set(of_run) <= set(headings), headings
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "the page scrolls sideways"
     assert opened.page.locator(".plot svg path.curve").count() > 0 or kind == "regression"
+    assert opened.page.evaluate(FAINT) == []
     folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
     opened.page.screenshot(path=folder / f"{kind}-{size}.png", full_page=True)
@@ -151,7 +196,9 @@ def test_each_kind_opens_and_fits(
 def test_the_table_sorts_worst_cases_first_and_a_row_opens_its_case(pages: dict[str, Path], open_page: Open) -> None:
     opened = open_page(pages["segmentation"])
     table = opened.page.locator("table", has=opened.page.get_by_role("button", name="dice/mean"))
-    column = table.locator("th").all_text_contents().index("dice/mean ↑")
+    headings = table.locator("th").all_text_contents()
+    assert headings == ["case", "split", "dice/mean ↑", "dice/ball", "hd95/mean (mm)", "hd95/ball (mm)"]
+    column = headings.index("dice/mean ↑")
 
     def values() -> list[float]:
         return [float(text) for text in table.locator(f"tbody td:nth-child({column + 1})").all_text_contents()]
@@ -163,10 +210,34 @@ def test_the_table_sorts_worst_cases_first_and_a_row_opens_its_case(pages: dict[
     table.get_by_role("button", name="case").click()
     last = table.locator("tbody tr").last
     name = last.locator("td").first.text_content()
+    shown = "name => document.querySelector('.viewer select').selectedOptions[0].text.startsWith(name)"
     last.click()
-    opened.page.wait_for_function(
-        "name => document.querySelector('.viewer select').selectedOptions[0].text.startsWith(name)", arg=name
-    )
+    opened.page.wait_for_function(shown, arg=name)
+    opened.page.wait_for_function("document.querySelectorAll('tr[aria-current]').length === 1")
+    assert table.locator("tr[aria-current] td").first.text_content() == name
+    first = table.locator("tbody tr").first
+    first.focus()
+    opened.page.keyboard.press("Space")
+    opened.page.wait_for_function(shown, arg=first.locator("td").first.text_content())
+    opened.check()
+
+
+def test_numbers_that_stand_above_each_other_have_as_many_digits(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["segmentation"])
+    cells = opened.page.locator("td.number:nth-child(3)").all_text_contents()
+    assert len(cells) == 3 and {len(cell.partition(".")[2]) for cell in cells} == {3}, cells
+    ends = opened.page.locator(".spread .ends").first.locator("span").all_text_contents()
+    assert ends == ["0", "1"]
+    opened.check()
+
+
+def test_a_run_of_one_step_is_seen_and_steps_are_whole(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["failed"])
+    plot = opened.page.locator(".plot").first
+    assert plot.locator("circle.dot").count() == 1
+    below = [text for text in plot.locator("text").all_text_contents() if text.isdigit()]
+    assert below[:3] == ["0", "1", "2"]
+    assert "the loss is nan" in opened.page.locator(".notice.failed").text_content()
     opened.check()
 
 
@@ -198,6 +269,17 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     page.wait_for_function("at => document.querySelector('output').textContent.startsWith(at)", arg=str(first + 1))
     page.keyboard.press("ArrowDown")
     assert place() == (first, count)
+
+    for _ in range(count):
+        page.keyboard.press("ArrowDown")
+    assert place() == (1, count)
+    scrolled = page.evaluate("scrollY")
+    panels.hover()
+    page.mouse.wheel(0, -120)
+    page.wait_for_function("before => scrollY < before", arg=scrolled)  # it is at its end: the page goes on
+    assert place() == (1, count)
+    for _ in range(first - 1):
+        page.keyboard.press("ArrowUp")
 
     page.locator("input[aria-label=Opacity]").evaluate(
         "node => { node.value = 1; node.dispatchEvent(new Event('input')); }"
@@ -233,6 +315,26 @@ def _share_of_label(run: Path, about: dict[str, object], slice_: int, shape: tup
     return float((label > 0).sum()) * side * side / (height * width)
 
 
+def test_axes_have_units_and_curves_of_many_classes_differ(
+    pages: dict[str, Path], segmented: Path, work: Path, open_page: Open
+) -> None:
+    survival = open_page(pages["survival"])
+    assert survival.page.locator(".axis-name", has_text="time (days)").count() == 1
+    survival.check()
+    run = Path(shutil.copytree(segmented, work / "many", symlinks=True))
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.update({f"dice/{number}": 0.05 * number for number in range(13) if row["event"] == "validate"})
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    many = open_page(write_report([run]))
+    curves = many.page.locator(".plot").nth(1).locator("path.curve")
+    looks = [
+        (each.evaluate("node => node.style.stroke"), each.get_attribute("stroke-dasharray")) for each in curves.all()
+    ]
+    assert len(looks) == len(set(looks)) == 15
+    many.check()
+
+
 def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> None:
     opened = open_page(pages["segmentation"])
     plot = opened.page.locator(".plot").first
@@ -250,6 +352,17 @@ def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> N
     assert plot.get_by_role("button", name="Show all").is_visible()
     plot.locator("svg").dblclick(position={"x": 100, "y": 60})
     assert ticks() == before
+
+    plot.focus()
+    opened.page.keyboard.press("+")
+    nearer = ticks()
+    assert nearer != before
+    opened.page.keyboard.press("ArrowRight")
+    assert ticks() != nearer
+    for _ in range(2):
+        opened.page.keyboard.press("-")
+    assert ticks() == before
+    assert not plot.get_by_role("button", name="Show all").is_visible()
 
     compared = open_page(pages["comparison"])
     curves = compared.page.locator(".plot").first.locator("path.curve")

@@ -14,11 +14,13 @@ from lifelines import KaplanMeierFitter
 from sklearn.metrics import roc_auc_score
 
 from conftest import Cli
-from report.pages import train_segmentation
+from report.pages import ended_after_a_step, train_segmentation, write_folds
 from voxscale.infer.previews import TOTAL_BYTES, make_preview
 from voxscale.report.outcome_plots import roc_curve, survival_curve
 from voxscale.report.page import as_script_data
-from voxscale.report.write import write_report
+from voxscale.report.reading import ReadRun
+from voxscale.report.write import refresh_report, write_report
+from voxscale.runs import RunFolder
 
 PAGE_LIMIT = 15_000_000
 
@@ -130,6 +132,42 @@ def test_a_page_names_no_folders_and_no_patients(run: Path) -> None:
     text = write_report([run]).read_text()
     assert "jane-doe" not in text
     assert str(run.parent) not in text and "pairs" in text
+
+
+def test_of_folds_all_that_was_held_out_is_shown_and_each_has_its_page(run: Path, tmp_path: Path) -> None:
+    page = refresh_report(write_folds(tmp_path / "folds", [run, run]))
+    assert page is not None
+    text = page.read_text()
+    summary = json.loads((run / "metrics.json").read_text())["summary"]["dice/mean"]
+    assert f'"label":"dice/mean","value":"{summary["mean"]:.3f}","note":"95 %: {summary["ci95"][0]:.3f}' in text
+    viewer = text[text.index('"type":"viewer"') :]
+    worst = json.loads((run / "previews" / "index.json").read_text())["cases"][0]["case"]
+    assert [f'"case":"{fold}-{worst}"' in viewer for fold in (1, 2, 3)] == [True, True, False]
+    assert all("Learning rate" in (tmp_path / "folds" / f"fold-{n}" / "report.html").read_text() for n in (1, 2))
+
+
+def test_runs_that_came_to_no_metric_are_compared(run: Path, tmp_path: Path) -> None:
+    lost = [ended_after_a_step(run, tmp_path / name) for name in ("one", "two")]
+    assert "Training loss" in write_report(lost, tmp_path / "lost.html").read_text()
+    for each in lost:  # it chose no best model, but says by which metric it would have
+        metrics = {"task": "segmentation", "state": "failed", "best": {"metric": "dice/mean", "value": None, "step": 0}}
+        (each / "metrics.json").write_text(json.dumps(metrics))
+    assert "Training loss" in write_report(lost, tmp_path / "lost.html").read_text()
+
+
+def test_times_go_on_over_the_starts_of_a_run(run: Path) -> None:
+    """Each start counts its seconds anew; a page adds them up."""
+    rows = [("start", 0, 0.1), ("validate", 2, 5.0), ("resume", 2, 0.1), ("start", 2, 0.2), ("validate", 4, 3.0)]
+    lines = [json.dumps({"event": event, "step": step, "time_s": time_s}) for event, step, time_s in rows]
+    (run / "events.jsonl").write_text("\n".join([*lines, ""]))
+    assert [at for at, _ in ReadRun(RunFolder(run)).timed("validate")] == [5.0, 8.0]
+
+
+def test_a_single_class_is_not_drawn_twice(run: Path) -> None:
+    text = write_report([run]).read_text()
+    plots = [line for line in text.split('"type":') if line.startswith('"plot","title":"Validation: dice"')]
+    assert len(plots) == 1 and plots[0].count('"name":') == 1
+    assert '"metric":"hd95","low":true,"unit":"mm"' in text
 
 
 def test_the_same_folder_gives_the_same_page(run: Path) -> None:

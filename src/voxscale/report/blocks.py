@@ -9,6 +9,7 @@ from typing import Any
 Block = dict[str, Any]
 Section = dict[str, Any]
 
+_WHOLE = ("step", "devices")  # axes between whose numbers there is nothing
 _MOST_POINTS = 2000  # of a curve; more cannot be told apart
 
 
@@ -29,7 +30,8 @@ def plot(
     shown = [each for each in series if each["x"]]
     if not shown:
         return None
-    return {"type": "plot", "title": title, "x": x, "y": y, "series": shown, "note": note, "logX": log_x, **more}
+    axes = {"x": x, "y": y, "logX": log_x, "whole": x in _WHOLE}
+    return {"type": "plot", "title": title, **axes, "series": shown, "note": note, **more}
 
 
 def curve(name: str, x: Sequence[float], y: Sequence[float], kind: str = "line", **more: Any) -> Block:
@@ -37,9 +39,9 @@ def curve(name: str, x: Sequence[float], y: Sequence[float], kind: str = "line",
     return {"name": name, "kind": kind, "x": rounded(x), "y": rounded(y), **more}
 
 
-def column(name: str, *, number: bool = False) -> Block:
+def column(name: str, *, number: bool = False, unit: str = "") -> Block:
     """Of a table; `number`: its cells are such."""
-    return {"name": name, "number": number}
+    return {"name": name, "number": number, "unit": unit}
 
 
 def columns_of(*names: str) -> list[Block]:

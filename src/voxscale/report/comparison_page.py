@@ -8,10 +8,10 @@ from typing import Any
 
 from voxscale.report.blocks import Block, Section, column, columns_of, curve, facts, number, plot, section, table, words
 from voxscale.report.forecast import duration
-from voxscale.report.learning import metrics_of, points
-from voxscale.report.quality import case_table, evaluations_section, summary_block
-from voxscale.report.reading import ReadRun, as_number, read_object
-from voxscale.report.run_page import page_of
+from voxscale.report.learning import HOW_TO_ZOOM, metrics_of, points
+from voxscale.report.quality import LOW_IS_GOOD, case_table, evaluations_section, summary_block, viewer
+from voxscale.report.reading import MOST_PREVIEW_BYTES, ReadRun, as_number, read_object, read_previews
+from voxscale.report.run_page import interval, page_of
 from voxscale.report.settings import flat, shown_fields
 from voxscale.report.timing import communication_of, split_step
 from voxscale.runs import RunFolder
@@ -25,8 +25,8 @@ def comparison_page(runs: Sequence[RunFolder], title: str, folds: Path | None = 
     names = _names(read)
     together = read_object(RunFolder(folds), "metrics") if folds is not None else {}
     sections = [
-        section("", facts(_headline(read, names))),
-        _folds_section(folds, together),
+        section("", facts([*_together(together), *_headline(read, names)])),
+        _folds_section(folds, together, read),
         section("Runs", _overview(read, names)),
         _curves(read, names),
         _cases(read, names),
@@ -49,14 +49,20 @@ def _names(runs: Sequence[ReadRun]) -> list[str]:
     ]
 
 
+def _together(metrics: dict[str, Any]) -> list[tuple[str, str, str] | None]:
+    """Of folds, what all of them come to: each case scored by the fold that held it out."""
+    summary = metrics.get("summary") or {}
+    name = next((name for name in summary if name.endswith("/mean") or "/" not in name), next(iter(summary), None))
+    return [(name, number(summary[name]["mean"]), interval(summary[name]))] if name is not None else []
+
+
 def _headline(runs: Sequence[ReadRun], names: Sequence[str]) -> list[tuple[str, str, str] | None]:
     metrics = {run.row.metric for run in runs if run.row.metric}
     rows: list[tuple[str, str, str] | None] = [("runs", str(len(runs)), "")]
-    if len(metrics) == 1:
+    known = [(run.row.best, name) for run, name in zip(runs, names, strict=True) if run.row.best is not None]
+    if len(metrics) == 1 and known:
         metric = metrics.pop()
-        known = [(run.row.best, name) for run, name in zip(runs, names, strict=True) if run.row.best is not None]
-        low = metric.partition("/")[0] in ("mae", "rmse", "brier", "calibration", "calibration_error", "loss", "hd95")
-        value, name = (min if low else max)(known)
+        value, name = (min if metric.partition("/")[0] in LOW_IS_GOOD else max)(known)
         rows.append((f"best {metric}", number(value), name))
         values = [value for value, _ in known]
         rows.append(("range", f"{number(min(values))} – {number(max(values))}", ""))
@@ -102,7 +108,7 @@ def _curves(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
             ])
             for metric in metrics
         ),
-        about="Drag to zoom, double-click to see all again.",
+        about=HOW_TO_ZOOM,
     )  # fmt: skip
 
 
@@ -131,8 +137,9 @@ def _cases(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
 
 
 def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
-    series = []
-    bars = []
+    series, bars = [], []
+    metrics = {run.row.metric for run in runs if run.row.metric}
+    metric = metrics.pop() if len(metrics) == 1 else None
     for run, name in zip(runs, names, strict=True):
         split = split_step(list(run.of_kind("train")), communication_of(run))
         if split is not None:
@@ -142,11 +149,10 @@ def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
                 for part, value in split.items()
             ]
             bars.append({"name": f"{name}: {duration(whole)} a step", "parts": parts})
-        seconds = [(e["time_s"], e.get(run.row.metric or "")) for e in run.of_kind("validate")]
-        known = [(at, value) for at, value in seconds if isinstance(value, float)]
-        series.append(curve(name, [at for at, _ in known], [value for _, value in known], "both"))
+        known = [(at, event[metric]) for at, event in run.timed("validate") if metric and event.get(metric) is not None]
+        series.append(curve(name, [at for at, _ in known], [float(value) for _, value in known], "both"))
     block: Block | None = {"type": "bars", "title": "Where the time goes", "bars": bars} if bars else None
-    return section("Time", block, plot("Best metric over time", "seconds since the last start", "metric", series))
+    return section("Time", block, plot(f"Validation over time: {metric}", "seconds", str(metric), series))
 
 
 def _config_table(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None:
@@ -162,13 +168,22 @@ def _config_table(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None
     return table(columns, rows or [["none differs", *("" for _ in names)]], plain=True)
 
 
-def _folds_section(folder: Path | None, together: dict[str, Any]) -> Section | None:
+def _folds_section(folder: Path | None, together: dict[str, Any], folds: Sequence[ReadRun]) -> Section | None:
     if folder is None or not together:
         return None
-    cases = ReadRun(RunFolder(folder)).cases
+    cases, previews = ReadRun(RunFolder(folder)).cases, _held_out(folds)
     return section(
         "All folds together",
         summary_block(together.get("summary") or {}, "Cases by the fold that held them out"),
         summary_block(together.get("test") or {}, "Test cases, by all folds as one"),
-        case_table(cases, str(together.get("task")), None),
+        case_table(cases, str(together.get("task")), previews),
+        viewer(previews, "cases"),
     )
+
+
+def _held_out(folds: Sequence[ReadRun]) -> dict[str, Any] | None:
+    """The pictures of what each fold held out, as many of each as fit together."""
+    share = MOST_PREVIEW_BYTES // len(folds)
+    shown = [previews for fold in folds if (previews := read_previews(fold.run, most_bytes=share)[0]) is not None]
+    cases = [case for previews in shown for case in previews["cases"] if case.get("split") == "val"]
+    return {**shown[0], "cases": cases} if cases else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from voxscale.report.blocks import Block, Section, curve, plot, section, thinned
 from voxscale.report.reading import Event, ReadRun
 
 _FIRST = ("dice", "cindex", "auroc", "r2", "auc", "accuracy", "balanced_accuracy", "f1", "mae")
+
+
+HOW_TO_ZOOM = "Drag to zoom, double-click to see all again. By keyboard: + and − zoom, arrows move, 0 shows all."
 
 
 def learning_section(run: ReadRun) -> Section | None:
@@ -18,7 +21,7 @@ def learning_section(run: ReadRun) -> Section | None:
         plot("Training loss", "step", "loss", [points(trained, "loss", "loss", smooth=True)]),
         *(_validation_plot(validated, metric, best=_best_step(run)) for metric in metrics_of(validated)[:2]),
         plot("Learning rate", "step", "rate", [points(trained, "lr", "rate")]),
-        about="Drag to zoom, double-click to see all again.",
+        about=HOW_TO_ZOOM,
     )
 
 
@@ -41,8 +44,15 @@ def _is_metric(event: Event, name: str) -> bool:
 
 def _validation_plot(validated: Sequence[Event], metric: str, *, best: int | None) -> Block | None:
     names = dict.fromkeys(name for event in validated for name in event if name.partition("/")[0] == metric)
-    series = [points(validated, name, name.partition("/")[2] or metric, kind="both") for name in names]
-    return plot(f"Validation: {metric}", "step", metric, series, mark=best)
+    series = [points(validated, name, name.partition("/")[2] or metric, kind="both") for name in told_apart(names)]
+    note = "The dotted line is at the best model." if best is not None else ""
+    return plot(f"Validation: {metric}", "step", metric, series, mark=best, note=note)
+
+
+def told_apart(names: Iterable[str]) -> list[str]:
+    """Of the classes of a metric those worth drawing: the mean of a single class is that class once more."""
+    found = list(names)
+    return [name for name in found if len(found) != 2 or not name.endswith("/mean")]
 
 
 def _best_step(run: ReadRun) -> int | None:

@@ -13,12 +13,18 @@ _MANY = 18  # cases, from which on there are three groups
 
 
 def outcome_plots(
-    task: str, rows: Sequence[Cells], details: Mapping[str, Any], metrics: Mapping[str, Any], split: str, title: str
+    task: str,
+    rows: Sequence[Cells],
+    details: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    split: str,
+    title: str,
+    time_unit: str,
 ) -> list[Block | None]:
     """The plots of a task for the cases of one split."""
     if task == "survival":
         summary = metrics.get("test" if split == "test" else "summary") or {}
-        return [_kaplan_meier(rows, title), *_calibration(details, title), _auc_over_time(summary, title)]
+        return [_kaplan_meier(rows, title, time_unit), *_calibration(details, title), _auc_over_time(summary, title)]
     if task == "classification":
         return [*_confusion(details, title), _roc(rows, title)]
     if task == "regression":
@@ -44,7 +50,7 @@ def survival_curve(times: Sequence[float], events: Sequence[bool]) -> tuple[list
     return x, y, counts
 
 
-def _kaplan_meier(rows: Sequence[Cells], title: str) -> Block | None:
+def _kaplan_meier(rows: Sequence[Cells], title: str, time_unit: str) -> Block | None:
     known = [
         (risk, time, event == 1)
         for risk, time, event in ((as_number(row.get(name)) for name in ("risk", "time", "event")) for row in rows)
@@ -59,11 +65,11 @@ def _kaplan_meier(rows: Sequence[Cells], title: str) -> Block | None:
         group = known[len(known) * number // len(names) : len(known) * (number + 1) // len(names)]
         x, y, at_risk = survival_curve([time for _, time, _ in group], [event for _, _, event in group])
         deaths = sum(event for _, _, event in group)
-        label = f"{name} ({len(group)} cases, {deaths} events)"
+        label = f"{name} ({len(group)} cases, {deaths} event{'' if deaths == 1 else 's'})"
         series.append(curve(label, x, y, "step", tips=[f"{n} at risk" for n in at_risk]))
     return plot(
         f"Kaplan–Meier by predicted risk, {title}",
-        "time",
+        f"time ({time_unit})" if time_unit else "time",
         "event-free",
         series,
         note="Groups of equal size by predicted risk.",

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from voxscale.report.blocks import Block, Section, column, section, table
+from voxscale.report.learning import told_apart
 from voxscale.report.outcome_plots import outcome_plots
 from voxscale.report.reading import NOT_METRICS, Cells, ReadRun, as_number, numbers_of, read_previews
 
-_LOW_IS_GOOD = ("hd95", "brier", "calibration", "calibration_error", "mae", "rmse", "loss")
+LOW_IS_GOOD = ("hd95", "brier", "calibration", "calibration_error", "mae", "rmse", "loss")
+_UNITS = {"hd95": "mm", "volume": "ml", "volume_label": "ml"}
 _SPREAD = ("dice", "hd95")  # metrics whose cases are drawn
 _SECONDARY = (
     "iou",
@@ -24,18 +26,16 @@ _SPLITS = {"val": "validation cases", "test": "test cases", "train": "training c
 
 def quality_section(run: ReadRun) -> Section | None:
     """Summaries of validation and test cases; of outcomes what they predict."""
-    parts = [("summary", "val"), ("test", "test")]
-    summaries = [
-        summary_block(run.metrics[name], f"Of the {_SPLITS[split]}") for name, split in parts if run.metrics.get(name)
-    ]
-    splits = dict.fromkeys(row.get("split", "") for row in run.cases)
+    summaries = {split: run.metrics.get(name) for split, name in (("val", "summary"), ("test", "test"))}
+    known = [split for split, summary in summaries.items() if summary]
     drawn: list[Block | None] = []
-    for split in splits:
+    for split in dict.fromkeys((*known, *(row.get("split", "") for row in run.cases))):
         rows = [row for row in run.cases if row.get("split", "") == split]
         title = _SPLITS.get(split, "cases")
+        drawn.append(summary_block(summaries.get(split) or {}, f"Of the {title}"))
         drawn += [_spread(rows, metric, title) for metric in _SPREAD]
-        drawn += outcome_plots(run.task, rows, _details(run.metrics, split), run.metrics, split, title)
-    return section("Quality", *summaries, *drawn, about="Intervals hold 95 % of resampled cohorts.")
+        drawn += outcome_plots(run.task, rows, _details(run.metrics, split), run.metrics, split, title, run.time_unit)
+    return section("Quality", *drawn, about="Intervals hold 95 % of resampled cohorts.")
 
 
 def evaluations_section(run: ReadRun) -> Section | None:
@@ -50,15 +50,15 @@ def cases_section(run: ReadRun) -> Section | None:
     """The table, worst cases first, and the pictures; of evaluations too, as far as they fit."""
     blocks: list[Block | None] = []
     previews, left = read_previews(run.run)
-    blocks += [case_table(run.cases, run.task, previews), _viewer(previews, "cases")]
+    blocks += [case_table(run.cases, run.task, previews), viewer(previews, "cases")]
     for each in run.evaluations():
         previews, left = read_previews(each.run, most_bytes=left)
         title = f"Evaluation {each.title}"
-        blocks += [case_table(each.cases, run.task, previews, title=title), _viewer(previews, each.title, title)]
+        blocks += [case_table(each.cases, run.task, previews, title=title), viewer(previews, each.title, title)]
     return section("Cases", *blocks)
 
 
-def _viewer(previews: Mapping[str, Any] | None, name: str, title: str = "") -> Block | None:
+def viewer(previews: Mapping[str, Any] | None, name: str, title: str = "") -> Block | None:
     return {"type": "viewer", "name": name, "title": title, **previews} if previews is not None else None
 
 
@@ -68,10 +68,13 @@ def case_table(
     """One row per case; the patient is left out, as a page may travel further than a run folder."""
     if not rows:
         return None
-    names = [name for name in rows[0] if name not in NOT_METRICS]
+    names = _mean_first([name for name in rows[0] if name not in NOT_METRICS])
     fold = ["fold"] if "fold" in rows[0] else []
     numeric = [name for name in names if any(as_number(row.get(name)) is not None for row in rows)]
-    columns = [column(name, number=name in numeric) for name in ("case", "split", *fold, *names)]
+    units = {name: _UNITS.get(name.partition("/")[0], "") for name in names}
+    columns = [
+        column(name, number=name in numeric, unit=units.get(name, "")) for name in ("case", "split", *fold, *names)
+    ]
     cells = [[_short(row.get(c["name"])) if c["number"] else row.get(c["name"]) for c in columns] for row in rows]
     first, descending = _worst_first(names, task)
     if first == _ERROR:
@@ -84,6 +87,12 @@ def case_table(
     return table(
         columns, cells, title=title, sort=first, descending=descending, opens=opens, search=len(rows) > 8, hidden=hidden
     )
+
+
+def _mean_first(names: Sequence[str]) -> list[str]:
+    """Of each metric the mean before its classes, which may be many."""
+    metrics = {name: number for number, name in reversed(list(enumerate(name.partition("/")[0] for name in names)))}
+    return sorted(names, key=lambda name: (metrics[name.partition("/")[0]], not name.endswith("/mean")))
 
 
 _ERROR = "error"
@@ -119,14 +128,21 @@ def _short(cell: str | None) -> float | None:
 def summary_block(summary: Mapping[str, Any], title: str) -> Block | None:
     """Each metric with its interval, by metric: a row for each class."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for name, entry in summary.items():
+    classes: dict[str, list[str]] = {}
+    for name in summary:
+        classes.setdefault(name.partition("/")[0], []).append(name)
+    for name in (name for names in classes.values() for name in told_apart(names)):
         metric, _, of_class = name.partition("/")
         if metric.startswith("volume"):
             continue  # how much there is says nothing of how well it was found
+        entry = summary[name]
         low, high = entry.get("ci95") or (entry["mean"], entry["mean"])
         row = {"name": of_class or "all", "mean": entry["mean"], "low": low, "high": high}
         groups.setdefault(metric, []).append(row)
-    shown = [{"metric": metric, "low": metric in _LOW_IS_GOOD, "rows": rows} for metric, rows in groups.items()]
+    shown = [
+        {"metric": metric, "low": metric in LOW_IS_GOOD, "unit": _UNITS.get(metric, ""), "rows": rows}
+        for metric, rows in groups.items()
+    ]
     return {"type": "intervals", "title": title, "groups": shown} if shown else None
 
 
@@ -134,14 +150,14 @@ def _spread(rows: Sequence[Cells], metric: str, title: str) -> Block | None:
     """Every case's value of a metric, a line for each class."""
     columns = [name for name in (rows[0] if rows else ()) if name.startswith(f"{metric}/")]
     groups = []
-    for key in columns:
+    for index, key in enumerate(told_apart(columns)):
         known = [
             (row["case"], value) for row, value in zip(rows, numbers_of(rows, key), strict=True) if value is not None
         ]
         if known:
             name, values = key.partition("/")[2], [float(f"{value:.5g}") for _, value in known]
-            groups.append({"name": name, "values": values, "cases": [case for case, _ in known]})
-    unit = " (mm)" if metric == "hd95" else ""
+            groups.append({"name": name, "index": index, "values": values, "cases": [case for case, _ in known]})
+    unit = f" ({_UNITS[metric]})" if metric in _UNITS else ""
     if not groups:
         return None
     return {"type": "spread", "title": f"{metric}{unit} of the {title}", "groups": groups, "share": unit == ""}

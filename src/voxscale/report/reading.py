@@ -79,12 +79,29 @@ class ReadRun:
         return self.config.task if self.config is not None else str(self.metrics.get("task", "run"))
 
     @property
+    def time_unit(self) -> str:
+        """Of times in the table of a cohort."""
+        return self.config.data.time_unit if self.config is not None else ""
+
+    @property
     def title(self) -> str:
         root = self.run.root
         return f"{root.parent.name}/{root.name}" if root.name == "run" else root.name
 
     def of_kind(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["event"] == kind]
+
+    def timed(self, kind: str) -> list[tuple[float, Event]]:
+        """(Seconds that the run has taken until then, over all its starts; the event)."""
+        found: list[tuple[float, Event]] = []
+        before = last = 0.0
+        for event in self.events:
+            now = float(event.get("time_s") or 0.0)
+            if event["event"] in ("start", "resume") and now < last:
+                before += last
+            last = now
+            found += [(before + last, event)] if event["event"] == kind else []
+        return found
 
     def evaluations(self) -> Iterator[ReadRun]:
         """Those that `voxscale evaluate` left: folders of the same form."""

@@ -66,17 +66,17 @@ def best_fact(run: ReadRun) -> tuple[str, str, str] | None:
         return None
     entry = (run.metrics.get("summary") or {}).get(row.metric)
     at = (run.metrics.get("best") or {}).get("step")
-    note = [_interval(entry)] if entry else []
+    note = [interval(entry)] if entry else []
     note += [f"at step {at:,}"] if at is not None else []
     return (f"best {row.metric}", number(row.best), ", ".join(note))
 
 
 def _held_out(run: ReadRun) -> tuple[str, str, str] | None:
     entry = (run.metrics.get("test") or {}).get(run.row.metric or "")
-    return (f"test {run.row.metric}", number(entry["mean"]), _interval(entry)) if entry else None
+    return (f"test {run.row.metric}", number(entry["mean"]), interval(entry)) if entry else None
 
 
-def _interval(entry: dict[str, Any]) -> str:
+def interval(entry: dict[str, Any]) -> str:
     low, high = entry.get("ci95") or (entry["mean"], entry["mean"])
     return f"95 %: {number(low)} – {number(high)}"
 

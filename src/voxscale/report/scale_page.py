@@ -35,7 +35,7 @@ def scale_page(folder: ScaleFolder, content: dict[str, Any]) -> dict[str, Any]:
         section("", facts(_headline(rows, bottleneck))),
         section(
             "Speed-up",
-            plot("Speed-up over devices", "devices", "speed-up", [*series, guide], fromZero=True),
+            plot("Speed-up over devices", "devices", "speed-up", [*series, guide], fromZero=True, withGuide=True),
             _shares(rows),
             _table(rows),
             about=f"What holds it back: {ADVICE[bottleneck]}" if bottleneck in ADVICE else "",
@@ -52,7 +52,7 @@ def _headline(rows: list[dict[str, Any]], bottleneck: Any) -> list[tuple[str, st
         ("efficiency", f"{last['efficiency']:.0%}", f"{kind} scaling" if kind else ""),
         ("patches a second", number(last["patches_per_s"]), f"on {last['world']}") if "patches_per_s" in last else None,
         ("wall time", duration(last["wall_s"]), f"on {last['world']}") if "wall_s" in last else None,
-        ("holds it back", str(bottleneck), "") if bottleneck else None,
+        ("holds it back", _PARTS.get(f"{bottleneck}_share", str(bottleneck)), "") if bottleneck else None,
     ]
 
 

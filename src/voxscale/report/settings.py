@@ -43,7 +43,7 @@ def differences_block(config: Config) -> Block | None:
     found = {name: fields_that_differ(config, other) for name, other in _known(config)}
     nearest = min(found, key=lambda name: len(found[name]))
     rows = [[path, words(there), words(here)] for path, here, there in found[nearest]]
-    columns = columns_of("field", nearest, "this run")
+    columns = columns_of("field", "recipe" if nearest != DEFAULTS else "default", "this run")
     title = f"Differences from {nearest}"
     return table(columns, rows or [["none", "", ""]], title=title, plain=True)
 

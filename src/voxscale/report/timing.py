@@ -43,7 +43,7 @@ def _split_block(run: ReadRun, steps: list[Event], waited: list[float | None]) -
     split = split_step(steps, waited)
     if split is None:
         return None
-    bars = [_bar("a step, in the middle", split)]
+    bars = [_bar("a step (the median)", split)]
     stepping = sum(event.get("step_s") or 0.0 for event in steps)
     if (wall := run.metrics.get("wall_s")) and wall > stepping:
         bars.append(_bar("the whole run", {"steps": stepping, "validation and saving": wall - stepping}))

@@ -38,6 +38,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def refresh_report(folder: Path) -> Path | None:
     """Write the page at the end of a command; what prevents that is a warning, as the work itself is done."""
     try:
+        for run in runs_of(folder):
+            if run.root != folder.resolve():
+                write_report([run.root])  # of each fold, beside that of all
         return write_report([folder])
     except Exception as error:
         what = error.message if isinstance(error, VoxscaleError) else f"{type(error).__name__}: {error}"

@@ -41,6 +41,20 @@ function format(value) {
   return String(Number(value.toPrecision(size >= 1 && size < 10 ? 4 : size < 1 ? 3 : 4)));
 }
 
+// How many digits behind the point let numbers that stand above each other be compared; null: each as it is.
+function digitsFor(values) {
+  const sizes = values.filter((value) => Number.isFinite(value)).map(Math.abs);
+  if (sizes.every(Number.isInteger)) return null;
+  const most = sizes.reduce((a, b) => Math.max(a, b));
+  const least = sizes.reduce((a, b) => (b > 0 ? Math.min(a, b) : a), Infinity);
+  if (most >= 1000 || least < 1e-3) return null;
+  return most >= 100 ? 1 : most >= 10 ? 2 : 3;
+}
+
+function aligned(value, digits) {
+  return digits === null || !Number.isFinite(value) ? format(value) : value.toFixed(digits);
+}
+
 function card(block, ...children) {
   const title = block.title ? element("h3", {}, block.title) : null;
   const note = block.note ? element("p", { class: "note" }, block.note) : null;
@@ -52,16 +66,24 @@ function swatch(paintWith, shape = "") {
 }
 
 // Numbers that people like to read, between two ends.
-function ticks(low, high, count) {
+function ticks(low, high, count, whole = false) {
   const span = high - low || Math.abs(high) || 1;
   const rough = span / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough * 0.999);
+  const nice = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough * 0.999);
+  const step = whole ? Math.max(1, nice) : nice;
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) {
     found.push(Number(at.toPrecision(12)));
   }
   return found;
+}
+
+// Ticks of one axis as text, all with as many digits as the one that needs most.
+function tickTexts(values) {
+  const digits = values.reduce((most, value) => Math.max(most, (String(value).split(".")[1] || "").length), 0);
+  const plain = digits < 6 && values.every((value) => Math.abs(value) < 1e6 && !String(value).includes("e"));
+  return values.map((value) => (plain ? value.toLocaleString("en", { minimumFractionDigits: digits }) : format(value)));
 }
 
 function logTicks(low, high) {

@@ -16,6 +16,14 @@ const DRAW = {
 const content = JSON.parse(document.getElementById("content").textContent);
 const page = {
   viewers: [],
+  // What is to be told which of a viewer's cases is looked at.
+  listeners: [],
+  whenShown(viewer, listener) {
+    this.listeners.push({ viewer, listener });
+  },
+  shown(viewer, place) {
+    for (const each of this.listeners) if (each.viewer === viewer) each.listener(place);
+  },
   open(viewer, place) {
     const chosen = this.viewers[viewer];
     chosen.show(place);
@@ -28,7 +36,8 @@ function drawSection(section, index) {
   const grid = element("div", { class: "grid" });
   section.blocks.forEach((block, at) => {
     if (block.type === "viewer") {
-      const viewer = new Viewer(block);
+      const number = page.viewers.length;
+      const viewer = new Viewer(block, (place) => page.shown(number, place));
       page.viewers.push(viewer);
       grid.append(viewer.node);
       return;

@@ -1,10 +1,10 @@
-// Curves and points over two axes: drag to zoom, double-click to see all, a tip at the nearest point.
+// Curves and points over two axes: drag to zoom, double-click to see all, a tip at the nearest point; keys do the same.
 
-const HEIGHT = 250;
+const HEIGHT = 258;
 
 function drawPlot(block) {
-  const box = element("div", { class: "plot" });
-  const state = { zoom: null, hidden: new Set(), width: 0 };
+  const box = element("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${block.title}: plus and minus zoom, arrows move, 0 shows all` });
+  const state = { zoom: null, hidden: new Set(), width: 0, full: null };
   const reset = element("button", { class: "plot-reset", hidden: true, onclick: () => zoomTo(null) }, "Show all");
   const redraw = () => {
     if (state.width) box.replaceChildren(plotSvg(block, state, box, zoomTo), reset);
@@ -15,6 +15,7 @@ function drawPlot(block) {
     hideTip();
     redraw();
   }
+  box.addEventListener("keydown", (event) => keyZoom(event, state, zoomTo));
   watchWidth(box, (width) => {
     state.width = width;
     redraw();
@@ -22,10 +23,26 @@ function drawPlot(block) {
   return card(block, box, block.series.length > 1 ? plotLegend(block, state, redraw) : null);
 }
 
+// By how much of what is shown each key moves the left and the right end.
+const KEYS = { "+": [0.25, -0.25], "=": [0.25, -0.25], "-": [-0.5, 0.5], ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25] };
+
+function keyZoom(event, state, zoomTo) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target !== event.currentTarget) return;
+  if (event.key === "0" || event.key === "Escape") zoomTo(null);
+  else if (event.key in KEYS && state.full) {
+    const { area, x } = state.view;
+    const ends = [area.left, area.right].map((end, at) => x.back(end + KEYS[event.key][at] * (area.right - area.left)));
+    const [low, high] = [Math.max(ends[0], state.full[0]), Math.min(ends[1], state.full[1])];
+    const isAll = low <= state.full[0] && high >= state.full[1];
+    if (low < high) zoomTo(isAll ? null : { x: [low, high], y: null });
+  } else return;
+  event.preventDefault();
+}
+
 function plotLegend(block, state, redraw) {
   const keys = block.series.map((series, index) => {
     const button = element("button", { type: "button", "aria-pressed": "true" });
-    button.append(swatch(seriesColour(block, index)), series.name);
+    button.append(swatch(swatchOf(block, index)), series.name);
     button.addEventListener("click", () => {
       if (!state.hidden.delete(index)) state.hidden.add(index);
       button.setAttribute("aria-pressed", String(!state.hidden.has(index)));
@@ -40,13 +57,25 @@ function seriesColour(block, index) {
   return block.series[index].kind === "guide" ? "var(--c7)" : colour(index);
 }
 
+// Where colours come round again, lines are dashed.
+function isDashed(block, index) {
+  return index >= COLOURS && block.series[index].kind !== "guide";
+}
+
+function swatchOf(block, index) {
+  const own = seriesColour(block, index);
+  return isDashed(block, index) ? `repeating-linear-gradient(90deg, ${own} 0 4px, transparent 4px 6px)` : own;
+}
+
 function plotSvg(block, state, box, zoomTo) {
   const height = block.square ? Math.min(340, Math.max(HEIGHT, state.width * 0.6)) : HEIGHT;
-  const area = { left: 52, right: state.width - 12, top: 14, bottom: height - 40 };
+  const area = { left: 52, right: state.width - 12, top: 22, bottom: height - 40 };
   const shown = block.series.map((series, index) => ({ ...series, index })).filter((each) => !state.hidden.has(each.index));
   const [xRange, yRange] = ranges(block, shown, state.zoom);
   const x = scaled(xRange, [area.left, area.right], block.logX);
   const y = scaled(yRange, [area.bottom, area.top], false);
+  state.view = { area, x };
+  if (!state.zoom) state.full = xRange;
   const id = `clip-${(drawPlot.count = (drawPlot.count || 0) + 1)}`;
   const svg = drawn("svg", { height, viewBox: `0 0 ${state.width} ${height}`, role: "img", "aria-label": block.title });
   svg.append(
@@ -64,8 +93,8 @@ function plotSvg(block, state, box, zoomTo) {
 }
 
 function ranges(block, shown, zoom) {
-  const real = shown.some((each) => each.kind !== "guide") ? shown.filter((each) => each.kind !== "guide" || block.square) : shown;
-  const xRange = zoom ? zoom.x : block.xRange || extent(real.flatMap((each) => each.x), 0.02, block.logX);
+  const real = shown.some((each) => each.kind !== "guide") ? shown.filter((each) => each.kind !== "guide" || block.square || block.withGuide) : shown;
+  const xRange = zoom ? zoom.x : block.xRange || extent(real.flatMap((each) => each.x), 0.02, block.logX, block.whole);
   if (zoom && zoom.y) return [xRange, zoom.y];
   if (block.yRange && !zoom) return [xRange, padded(block.yRange, 0.02)];
   const visible = real.flatMap((each) => each.y.filter((_, at) => each.x[at] >= xRange[0] && each.x[at] <= xRange[1]));
@@ -73,11 +102,12 @@ function ranges(block, shown, zoom) {
   return [xRange, block.fromZero ? [Math.min(0, yRange[0]), yRange[1]] : yRange];
 }
 
-function extent(values, share, log) {
+function extent(values, share, log, whole = false) {
   const known = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
   if (!known.length) return [0, 1];
   const low = known.reduce((a, b) => Math.min(a, b));
   const high = known.reduce((a, b) => Math.max(a, b));
+  if (low === high && whole) return [low - 1, high + 1];
   if (low === high) return log ? [low / 2, high * 2] : padded([low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)], 0);
   if (log) return [low / (high / low) ** share, high * (high / low) ** share];
   return padded([low, high], share);
@@ -100,39 +130,43 @@ function scaled([low, high], [from, to], log) {
 
 function axes(block, area, x, y, xRange, yRange) {
   const parts = [];
-  const across = block.logX ? logTicks(...xRange) : ticks(...xRange, Math.max(2, (area.right - area.left) / 90));
+  const across = block.logX ? logTicks(...xRange) : ticks(...xRange, Math.max(2, (area.right - area.left) / 90), block.whole);
   let last = -Infinity;
-  for (const at of across) {
+  const acrossTexts = block.logX ? across.map(format) : tickTexts(across);
+  for (const [number, at] of across.entries()) {
     const place = x(at);
     if (place < area.left - 1 || place > area.right + 1) continue;
     parts.push(drawn("line", { class: "grid-line", x1: place, x2: place, y1: area.top, y2: area.bottom }));
-    const text = format(at);
+    const text = acrossTexts[number];
     if (place - last < text.length * 6.5 + 10) continue;
     last = place;
     const anchor = place > area.right - 16 ? "end" : "middle";
     parts.push(drawn("text", { x: anchor === "end" ? area.right + 8 : place, y: area.bottom + 16, "text-anchor": anchor }, text));
   }
-  for (const at of ticks(...yRange, 5)) {
+  const upwards = ticks(...yRange, 5);
+  const upwardsTexts = tickTexts(upwards);
+  for (const [number, at] of upwards.entries()) {
     const place = y(at);
     if (place < area.top - 1 || place > area.bottom + 1) continue;
     parts.push(drawn("line", { class: "grid-line", x1: area.left, x2: area.right, y1: place, y2: place }));
-    parts.push(drawn("text", { x: area.left - 8, y: place + 4, "text-anchor": "end" }, format(at)));
+    parts.push(drawn("text", { x: area.left - 8, y: place + 4, "text-anchor": "end" }, upwardsTexts[number]));
   }
   parts.push(drawn("text", { class: "axis-name", x: (area.left + area.right) / 2, y: area.bottom + 34, "text-anchor": "middle" }, block.x));
-  parts.push(drawn("text", { class: "axis-name", x: 2, y: area.top - 4 }, block.y));
+  parts.push(drawn("text", { class: "axis-name", x: 2, y: 9 }, block.y));
   return parts;
 }
 
 function seriesMarks(block, series, x, y) {
   const stroke = seriesColour(block, series.index);
   const marks = [];
-  const line = (ys, kind) => paint(drawn("path", { class: `curve ${kind}`, d: pathOf(series.x, ys, x, y, series.kind === "step") }), "stroke", stroke);
+  const dashed = isDashed(block, series.index) ? "7 4" : null;
+  const line = (ys, kind) => paint(drawn("path", { class: `curve ${kind}`, d: pathOf(series.x, ys, x, y, series.kind === "step"), "stroke-dasharray": dashed }), "stroke", stroke);
   if (series.kind !== "points") {
     const smooth = series.smooth && series.x.length > 20;
     if (smooth) marks.push(line(series.y, "raw"));
     marks.push(line(smooth ? smoothed(series.y) : series.y, series.kind));
   }
-  if (series.kind === "points" || series.kind === "both") {
+  if (series.kind === "points" || series.kind === "both" || series.x.length === 1) {
     const radius = series.x.length > 400 ? 2 : series.kind === "both" ? 3 : 4;
     series.x.forEach((value, at) => {
       marks.push(paint(drawn("circle", { class: "dot", cx: x(value), cy: y(series.y[at]), r: radius }), "fill", stroke));
@@ -177,7 +211,7 @@ function listen(svg, block, shown, { area, x, y, box, zoomTo }) {
     return { left, right, top, bottom, tall };
   };
   svg.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || event.pointerType === "touch") return;
+    if (event.button !== 0) return;
     start = place(event);
     svg.setPointerCapture(event.pointerId);
   });
@@ -202,6 +236,10 @@ function listen(svg, block, shown, { area, x, y, box, zoomTo }) {
       zoomTo({ x: [x.back(span.left), x.back(span.right)], y: span.tall ? [y.back(span.bottom), y.back(span.top)] : null });
     }
     start = null;
+    frame.setAttribute("visibility", "hidden");
+  });
+  svg.addEventListener("pointercancel", () => {
+    start = null; // a finger that scrolls the page
     frame.setAttribute("visibility", "hidden");
   });
   svg.addEventListener("pointerleave", () => {

@@ -12,34 +12,35 @@ function drawIntervals(block) {
   block.groups.forEach((group, index) => {
     const list = element("div", { class: "rows" });
     groups.append(list);
-    list.append(element("div", { class: "group" }, group.metric + (group.low ? " (less is better)" : "")));
+    const about = [group.unit, group.low ? "less is better" : ""].filter(Boolean).join(", ");
+    list.append(element("div", { class: "group" }, group.metric + (about ? ` (${about})` : "")));
     const ends = group.rows.flatMap((row) => [row.low, row.high, row.mean]);
     const isShare = ends.every((value) => value >= 0 && value <= 1);
     const range = isShare ? [0, 1] : fromZero(ends);
-    for (const row of group.rows) list.append(...intervalRow(row, range, colour(index)));
+    for (const row of group.rows) list.append(...intervalRow(row, range, colour(index), digitsFor(ends)));
   });
   const made = card(block, groups);
   if (block.groups.length > 2) made.classList.add("wide");
   return made;
 }
 
-function intervalRow(row, range, paintWith, guide = null) {
+function intervalRow(row, range, paintWith, digits, guide = null) {
   const at = (value) => `${(100 * (value - range[0])) / (range[1] - range[0] || 1)}%`;
-  const svg = drawn("svg", { role: "img", "aria-label": `${row.name}: ${format(row.mean)}, ${format(row.low)} to ${format(row.high)}` });
+  const svg = drawn("svg", { role: "img", "aria-label": `${row.name}: ${aligned(row.mean, digits)}, ${aligned(row.low, digits)} to ${aligned(row.high, digits)}` });
   svg.append(drawn("line", { class: "track", x1: "0%", x2: "100%", y1: 12, y2: 12 }));
   if (guide !== null) svg.append(drawn("line", { class: "spread-line", x1: at(guide), x2: at(guide), y1: 0, y2: 24 }));
   svg.append(
     paint(drawn("line", { class: "whisker", x1: at(row.low), x2: at(row.high), y1: 12, y2: 12 }), "stroke", paintWith),
     paint(drawn("circle", { cx: at(row.mean), cy: 12, r: 5 }), "fill", paintWith),
   );
-  const value = element("div", { class: "value" }, format(row.mean), " ", element("small", {}, `${format(row.low)} – ${format(row.high)}`));
+  const value = element("div", { class: "value" }, aligned(row.mean, digits), " ", element("small", {}, `${aligned(row.low, digits)} – ${aligned(row.high, digits)}`));
   return [element("div", { class: "name" }, row.name), svg, value];
 }
 
 function drawOverTime(block) {
   const list = element("div", { class: "rows" });
   const range = [Math.min(0.3, ...block.rows.map((row) => row.low)), 1];
-  for (const row of block.rows) list.append(...intervalRow(row, range, colour(0), block.chance));
+  for (const row of block.rows) list.append(...intervalRow(row, range, colour(0), 3, block.chance));
   return card({ ...block, note: "The thin line is chance." }, list);
 }
 
@@ -48,7 +49,9 @@ function drawSpread(block) {
   const all = block.groups.flatMap((group) => group.values);
   const range = block.share ? [0, 1] : fromZero(all);
   const at = (value) => `${(100 * (value - range[0])) / (range[1] - range[0] || 1)}%`;
-  block.groups.forEach((group, index) => {
+  const digits = digitsFor(all);
+  block.groups.forEach((group) => {
+    const index = group.index;
     const sorted = [...group.values].sort((a, b) => a - b);
     const [low, middle, high] = [0.25, 0.5, 0.75].map((share) => quantile(sorted, share));
     const svg = drawn("svg", { role: "img", "aria-label": `${group.name}: median ${format(middle)} of ${sorted.length} cases` });
@@ -62,10 +65,12 @@ function drawSpread(block) {
       svg.append(dot);
     });
     svg.append(paint(drawn("line", { class: "median", x1: at(middle), x2: at(middle), y1: 1, y2: 23 }), "stroke", colour(index)));
-    const value = element("div", { class: "value" }, format(middle), " ", element("small", {}, "median"));
+    const value = element("div", { class: "value" }, aligned(middle, digits), " ", element("small", {}, "median"));
     list.append(element("div", { class: "name" }, group.name), svg, value);
   });
-  return card(block, list, element("p", { class: "note" }, `Each dot is a case, from ${format(range[0])} to ${format(range[1])}; the box holds the middle half.`));
+  const scale = element("div", { class: "ends" }, ...range.map((end) => element("span", {}, format(end))));
+  list.append(element("div"), scale, element("div"));
+  return card(block, list, element("p", { class: "note" }, "Each dot is a case; the box holds the middle half."));
 }
 
 function fromZero(values) {

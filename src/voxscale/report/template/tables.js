@@ -7,10 +7,12 @@ function drawTable(block, page) {
     column: Math.max(0, block.columns.findIndex((column) => column.name === block.sort)),
     descending: Boolean(block.descending),
     all: false,
+    open: null,
     wide: false,
     text: "",
   };
   const body = element("tbody");
+  const digits = block.columns.map((column, index) => (column.number ? digitsFor(block.rows.map((row) => row[index])) : null));
   const head = element("tr");
   const more = element("button", { type: "button", onclick: () => change({ all: true }) });
   const isHidden = (column) => !state.wide && (block.hidden || []).includes(column.name);
@@ -22,16 +24,33 @@ function drawTable(block, page) {
     head.replaceChildren(...block.columns.map((column, index) => (isHidden(column) ? null : heading(block, column, index, state, change))).filter(Boolean));
     const order = block.plain ? block.rows.map((_, index) => index) : sortedRows(block, state);
     const shown = state.all ? order : order.slice(0, SHOWN_ROWS);
-    body.replaceChildren(...shown.map((row) => tableRow(block, row, isHidden, page)));
+    body.replaceChildren(...shown.map((row) => tableRow(block, row, isHidden, page, digits)));
+    markOpen(body, state.open);
     more.hidden = shown.length === order.length;
     more.textContent = `Show all ${order.length}`;
   };
   redraw();
+  if (block.opens) {
+    page.whenShown(block.viewer, (place) => {
+      state.open = place;
+      markOpen(body, place);
+    });
+  }
   const table = element("table", {}, block.columns.some((column) => column.name) ? element("thead", {}, head) : null, body);
   const scroll = element("div", { class: "scroll", tabindex: block.rows.length > 8 ? "0" : null, role: "region", "aria-label": block.title || "Table" }, table);
   const made = card(block, tableTools(block, state, change), scroll, more);
   made.classList.add(block.plain ? "plain" : "wide");
   return made;
+}
+
+// The row of the case that is looked at.
+function markOpen(body, place) {
+  for (const line of body.children) {
+    const isOpen = place !== null && line.dataset.place === String(place);
+    line.classList.toggle("open", isOpen);
+    if (isOpen) line.setAttribute("aria-current", "true");
+    else line.removeAttribute("aria-current");
+  }
 }
 
 function heading(block, column, index, state, change) {
@@ -40,7 +59,7 @@ function heading(block, column, index, state, change) {
   const sorted = index === state.column;
   const arrow = sorted ? (state.descending ? " ↓" : " ↑") : "";
   const flip = () => change({ column: index, descending: sorted ? !state.descending : false });
-  const button = element("button", { type: "button", onclick: flip }, column.name + arrow);
+  const button = element("button", { type: "button", onclick: flip }, column.name + (column.unit ? ` (${column.unit})` : "") + arrow);
   return element("th", { scope: "col", class: kind, "aria-sort": sorted ? (state.descending ? "descending" : "ascending") : null }, button);
 }
 
@@ -61,21 +80,27 @@ function matches(row, text) {
   return !text || row.some((cell) => typeof cell === "string" && cell.toLowerCase().includes(text));
 }
 
-function tableRow(block, row, isHidden, page) {
+function tableRow(block, row, isHidden, page, digits) {
   const cells = block.rows[row].map((cell, index) => {
     const column = block.columns[index];
     if (isHidden(column)) return null;
     const missing = cell === null || cell === undefined || cell === "";
-    return element("td", { class: [column.number ? "number" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : format(cell));
+    return element("td", { class: [column.number ? "number" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
   });
   const line = element("tr", {}, ...cells);
   const opens = block.opens ? block.opens[row] : null;
   if (opens !== null && opens !== undefined) {
     const open = () => page.open(block.viewer, opens);
-    filled(line, { class: "opens", tabindex: 0, title: "Show the case", onclick: open, onkeydown: (event) => event.key === "Enter" && open() }, []);
+    filled(line, { class: "opens", tabindex: 0, title: "Show the case", onclick: open, onkeydown: (event) => keyOpens(event, open) }, []);
     line.dataset.place = opens;
   }
   return line;
+}
+
+function keyOpens(event, open) {
+  if (event.key !== "Enter" && event.key !== " ") return;
+  event.preventDefault();
+  open();
 }
 
 function tableTools(block, state, change) {

@@ -1,11 +1,15 @@
 // Looking through cases: slice after slice, in three planes, with label and prediction over the image.
 
-const TINTS = [[86, 180, 233], [230, 159, 0], [0, 190, 140], [213, 94, 0], [204, 121, 167], [240, 228, 66], [120, 130, 255], [180, 180, 180]];
+const TINTS = [
+  [86, 180, 233], [230, 159, 0], [0, 190, 140], [213, 94, 0], [204, 121, 167], [240, 228, 66], [120, 130, 255], [180, 180, 180],
+  [150, 220, 60], [255, 90, 120], [0, 120, 200], [170, 110, 40], [160, 60, 200], [0, 215, 225], [255, 190, 170], [110, 140, 60],
+];
 const [MISSED, EXTRA, RIGHT] = [[230, 159, 0], [86, 180, 233], [0, 190, 140]];
 
 class Viewer {
-  constructor(block) {
+  constructor(block, whenShown) {
     this.block = block;
+    this.whenShown = whenShown;
     this.state = { place: 0, plane: "axial", slice: 0, channel: 0, opacity: 0.45, overlay: true, view: "beside" };
     this.hidden = new Set();
     this.read = new Map();
@@ -27,6 +31,7 @@ class Viewer {
     this.panels = element("div", { class: "panels", tabindex: 0, role: "application", "aria-label": "Slices: arrow keys move, o toggles the overlay" });
     this.panels.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.panels.addEventListener("keydown", (event) => this.key(event));
+    watchWidth(this.panels, () => this.volumes && this.draw());
     this.legend = element("div", { class: "legend", role: "group", "aria-label": "Classes shown" });
     const step = (name, text, by) => element("button", { type: "button", "aria-label": name, onclick: () => this.show(this.state.place + by) }, text);
     this.node = card(
@@ -63,7 +68,7 @@ class Viewer {
     this.planes.hidden = preview.shape[2] === 1;
     this.drawLegend();
     this.turn(this.state.plane);
-    this.node.dispatchEvent(new CustomEvent("shown", { bubbles: true, detail: this.state.place }));
+    this.whenShown(this.state.place);
   }
 
   turn(plane) {
@@ -101,12 +106,14 @@ class Viewer {
   }
 
   wheel(event) {
-    if (event.ctrlKey) return;
+    const slice = this.state.slice + Math.sign(event.deltaY);
+    if (event.ctrlKey || !this.preview || slice < 0 || slice >= this.count) return; // at the ends the page scrolls on
     event.preventDefault();
-    this.set({ slice: this.state.slice + Math.sign(event.deltaY) });
+    this.set({ slice });
   }
 
   key(event) {
+    if (!this.preview) return;
     const moves = { ArrowUp: 1, ArrowDown: -1, PageUp: 5, PageDown: -5 };
     if (event.key in moves) this.set({ slice: this.state.slice + moves[event.key] });
     else if (event.key === "ArrowLeft") this.show(this.state.place - 1);
