@@ -222,6 +222,18 @@ def test_the_table_sorts_worst_cases_first_and_a_row_opens_its_case(pages: dict[
     opened.check()
 
 
+@pytest.mark.parametrize("task", ["survival", "regression", "classification"])
+def test_the_case_that_is_shown_first_is_the_first_of_the_table(
+    task: str, pages: dict[str, Path], open_page: Open
+) -> None:
+    opened = open_page(pages[task])
+    opened.page.wait_for_function("document.querySelectorAll('tr[aria-current]').length === 1")
+    rows = opened.page.locator("tbody tr.opens")
+    assert rows.count() > 2
+    assert rows.first.get_attribute("aria-current") == "true"
+    opened.check()
+
+
 def test_numbers_that_stand_above_each_other_have_as_many_digits(pages: dict[str, Path], open_page: Open) -> None:
     opened = open_page(pages["segmentation"])
     cells = opened.page.locator("td.number:nth-child(3)").all_text_contents()

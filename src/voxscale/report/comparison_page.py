@@ -176,7 +176,7 @@ def _folds_section(folder: Path | None, together: dict[str, Any], folds: Sequenc
         "All folds together",
         summary_block(together.get("summary") or {}, "Cases by the fold that held them out"),
         summary_block(together.get("test") or {}, "Test cases, by all folds as one"),
-        case_table(cases, str(together.get("task")), previews),
+        case_table(cases, str(together.get("task")), previews, scales=folds[0].scales if folds else {}),
         viewer(previews, "cases"),
     )
 

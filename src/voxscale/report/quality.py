@@ -50,11 +50,14 @@ def cases_section(run: ReadRun) -> Section | None:
     """The table, worst cases first, and the pictures; of evaluations too, as far as they fit."""
     blocks: list[Block | None] = []
     previews, left = read_previews(run.run)
-    blocks += [case_table(run.cases, run.task, previews), viewer(previews, "cases")]
+    blocks += [case_table(run.cases, run.task, previews, scales=run.scales), viewer(previews, "cases")]
     for each in run.evaluations():
         previews, left = read_previews(each.run, most_bytes=left)
         title = f"Evaluation {each.title}"
-        blocks += [case_table(each.cases, run.task, previews, title=title), viewer(previews, each.title, title)]
+        blocks += [
+            case_table(each.cases, run.task, previews, scales=run.scales, title=title),
+            viewer(previews, each.title, title),
+        ]
     return section("Cases", *blocks)
 
 
@@ -63,9 +66,15 @@ def viewer(previews: Mapping[str, Any] | None, name: str, title: str = "") -> Bl
 
 
 def case_table(
-    rows: Sequence[Cells], task: str, previews: Mapping[str, Any] | None, *, title: str = ""
+    rows: Sequence[Cells],
+    task: str,
+    previews: Mapping[str, Any] | None,
+    *,
+    scales: Mapping[str, float],
+    title: str = "",
 ) -> Block | None:
-    """One row per case; the patient is left out, as a page may travel further than a run folder."""
+    """One row per case; the patient is left out, as a page may travel further than a run folder. `scales` are the
+    deviations of what is predicted, so that errors of several targets can be added."""
     if not rows:
         return None
     names = _mean_first([name for name in rows[0] if name not in NOT_METRICS])
@@ -78,9 +87,9 @@ def case_table(
     cells = [[_short(row.get(c["name"])) if c["number"] else row.get(c["name"]) for c in columns] for row in rows]
     first, descending = _worst_first(names, task)
     if first == _ERROR:
-        columns.insert(2 + len(fold), column(_ERROR, number=True))
+        columns.insert(2 + len(fold), column(_ERROR, number=True, unit="in deviations" if scales else ""))
         for line, row in zip(cells, rows, strict=True):
-            line.insert(2 + len(fold), _error(row, task))
+            line.insert(2 + len(fold), _error(row, task, scales))
     shown = {each["case"]: number for number, each in enumerate(previews["cases"])} if previews else {}
     opens = [shown.get(row.get("case", "")) for row in rows] if shown else None
     hidden = [name for name in names if name.partition("/")[0] in _SECONDARY]
@@ -108,15 +117,19 @@ def _worst_first(names: Sequence[str], task: str) -> tuple[str, bool]:
     return ("dice/mean" if "dice/mean" in dice else dice[0] if dice else names[0] if names else "case"), False
 
 
-def _error(row: Cells, task: str) -> float | None:
-    """Of a class, the probability that went elsewhere; of numbers, how far the prediction is off, together."""
+def _error(row: Cells, task: str, scales: Mapping[str, float]) -> float | None:
+    """Of a class, the probability that went elsewhere; of numbers, how far the predictions are off, on average."""
     if task == "classification" and "class" in row:
         right = as_number(row.get(f"probability/{row['class']}"))
         return None if right is None else _short(str(1 - right))
     kinds = ("class", "probability") if task == "classification" else ("target", "predicted")
     names = [name.partition("/")[2] for name in row if name.startswith(f"{kinds[0]}/")]
-    pairs = [(as_number(row.get(f"{kinds[0]}/{name}")), as_number(row.get(f"{kinds[1]}/{name}"))) for name in names]
-    errors = [abs(a - b) for a, b in pairs if a is not None and b is not None]
+    errors = [
+        abs(is_so - said) / (scales.get(name) or 1.0)
+        for name in names
+        if (is_so := as_number(row.get(f"{kinds[0]}/{name}"))) is not None
+        and (said := as_number(row.get(f"{kinds[1]}/{name}"))) is not None
+    ]
     return _short(str(sum(errors) / len(errors))) if errors else None
 
 

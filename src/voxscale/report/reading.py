@@ -84,6 +84,12 @@ class ReadRun:
         return self.config.data.time_unit if self.config is not None else ""
 
     @property
+    def scales(self) -> dict[str, float]:
+        """Of regression: the deviation of each target in the training cases."""
+        targets = read_object(self.run, "encoding").get("targets") or []
+        return {str(target["column"]): float(target["scale"]) for target in targets}
+
+    @property
     def title(self) -> str:
         root = self.run.root
         return f"{root.parent.name}/{root.name}" if root.name == "run" else root.name
