@@ -192,3 +192,10 @@ def test_paths_on_the_command_line_are_relative_to_where_it_runs(
     monkeypatch.chdir(tmp_path)
     config = make({}, "data.source=here")
     assert (config.data.source, make({}).data.source) == (str(tmp_path / "here"), "/base/d")
+
+
+def test_what_is_found_is_quoted_in_a_line_that_can_be_read() -> None:
+    said = complaint({"augment": "(" * 3000})
+    assert len(said) < 700
+    assert said.startswith("c.yaml: augment: found '(((")
+    assert said.endswith("expected none, light, full or a list of transforms")

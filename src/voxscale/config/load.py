@@ -22,6 +22,7 @@ _INT = "tag:yaml.org,2002:int"
 _MOST_CHARACTERS = 2**20
 _DEEPEST = 64
 _LONGEST_NAME = 100
+_LONGEST_QUOTE = 300  # characters of each end of a message
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -266,7 +267,7 @@ def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
         case "union_tag_not_found" | "model_type" | "model_attributes_type":
             return f"found {found}, expected a mapping of fields"
         case "value_error":
-            return str(context["error"])
+            return "\n".join(map(_shortened, str(context["error"]).splitlines()))
         case "literal_error":
             valid = re.findall(r"'([^']*)'", context["expected"])
             return f"found {found}, expected {context['expected']}{_did_you_mean(problem['input'], valid)}"
@@ -319,6 +320,11 @@ def _sections(annotation: Any) -> Iterable[type[BaseModel]]:
         yield annotation
     for inner in typing.get_args(annotation):
         yield from _sections(inner)
+
+
+def _shortened(line: str) -> str:
+    """Rules of our own quote what they found, however long that is: its beginning, and the rule at the end, suffice."""
+    return line if len(line) <= 2 * _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]} … {line[-_LONGEST_QUOTE:]}"
 
 
 def _short_repr(value: Any) -> str:
