@@ -3,12 +3,15 @@
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from voxscale.cli.options import ConfigPath, Debug, Detach, Json, Overrides, SiteName, Where
 from voxscale.command import answer
+
+if TYPE_CHECKING:
+    from voxscale.config.schema import Config
 
 
 def init(
@@ -153,12 +156,10 @@ def prepare(
 
     An interrupted build goes on where it was. `voxscale train` does this by itself.
     """
-    from voxscale.data.build import default_store, rebuild_damaged, store_root
+    from voxscale.data.build import default_store, store_root
     from voxscale.data.shelf import list_stores, prune_stores, render_stores
     from voxscale.errors import ConfigError
-    from voxscale.launch.folder import load_cases, prepare_cases
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
-    from voxscale.launch.machine import look_at_machine
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ) if config is not None else None
@@ -169,23 +170,31 @@ def prepare(
         done = "deleted" if prune is not None else "stores"
         answer(as_json, {"root": str(root), done: [item.as_json() for item in found]}, render_stores(found, root, done))
         return
-    if settled is None:
+    if settled is None or config is None:
         raise ConfigError("prepare: found no CONFIG", fix="give a config or data, or --list or --prune DAYS")
-    if place is not None and config is not None:
-        from voxscale.launch.cluster_run import prepare_on_slurm
-
-        folder = run or default_run(config)
-        words = [str(config.resolve()), *of_config, *(["--verify"] if verify else [])]
-        jobs = prepare_on_slurm(settled, folder.resolve(), words, os.environ, place)
-        content = {"state": "submitted" if detach and jobs else "done", "jobs": [vars(job) for job in jobs]}
-        answer(as_json, content, f"prepared by job {jobs[-1].id}" if jobs and not detach else str(content["state"]))
+    if place is None:
+        _prepare_here(settled, root, verify=verify, as_json=as_json)
         return
+    from voxscale.launch.cluster_run import prepare_on_slurm
+
+    words = [str(config.resolve()), *of_config, *(["--verify"] if verify else [])]
+    jobs = prepare_on_slurm(settled, (run or default_run(config)).resolve(), words, os.environ, place)
+    content = {"state": "submitted" if detach and jobs else "done", "jobs": [vars(job) for job in jobs]}
+    answer(as_json, content, f"prepared by job {jobs[-1].id}" if jobs and not detach else str(content["state"]))
+
+
+def _prepare_here(config: "Config", root: Path, *, verify: bool, as_json: bool) -> None:
+    """Prepare on this machine; with `verify` every chunk is looked at, and damaged cases are made anew."""
+    from voxscale.data.build import rebuild_damaged
+    from voxscale.launch.folder import load_cases, prepare_cases
+    from voxscale.launch.machine import look_at_machine
+
     cpus = look_at_machine().cpus
-    manifest = load_cases(settled, os.environ, threads=cpus)
-    store = prepare_cases(manifest, settled, os.environ, threads=cpus)
+    manifest = load_cases(config, os.environ, threads=cpus)
+    store = prepare_cases(manifest, config, os.environ, threads=cpus)
     rebuilt = rebuild_damaged(store, root, threads=cpus) if verify else []
     if rebuilt:
-        store = prepare_cases(manifest, settled, os.environ, threads=cpus)
+        store = prepare_cases(manifest, config, os.environ, threads=cpus)
     answer(
         as_json,
         {

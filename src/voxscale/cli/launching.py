@@ -3,14 +3,46 @@
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from voxscale.cli.options import After, Anywhere, Debug, DebugComm, Detach, Devices, Json, Nodes, RayAddress, SiteName
+from voxscale.cli.options import (
+    After,
+    Anywhere,
+    Debug,
+    DebugComm,
+    Detach,
+    Devices,
+    DryRun,
+    Json,
+    Nodes,
+    RayAddress,
+    SiteName,
+)
+from voxscale.cli.telling import tell_commands, tell_submitted
 from voxscale.command import answer
 
+if TYPE_CHECKING:
+    from voxscale.launch.ray_run import RayPlacement
+    from voxscale.launch.sbatch import Placement
+    from voxscale.launch.script import Script
+
 PASS_ON = {"ignore_unknown_options": True}  # they are the script's
+Interpreter = Annotated[
+    str | None,
+    typer.Option(metavar="PYTHON", help="The interpreter; default: the site's, or this one.", show_default=False),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Where all output goes, or a copy of it; a job's may have %j.", show_default=False
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="site.KEY=VALUE", help="Override the site, e.g. site.time=2:00:00; may be repeated."),
+]
 
 
 def launch(
@@ -27,28 +59,15 @@ def launch(
         bool,
         typer.Option("--with-ray", help="In a job: run it once, with RAY_ADDRESS of a Ray cluster over all its nodes."),
     ] = False,
-    python: Annotated[
-        str | None,
-        typer.Option(metavar="PYTHON", help="The interpreter; default: the site's, or this one.", show_default=False),
-    ] = None,
+    python: Interpreter = None,
     run: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="A new folder for logs and outcome; default: runs/ and the script's name."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Where all output goes, or a copy of it; a job's may have %j.", show_default=False
-        ),
-    ] = None,
+    output: Output = None,
     site: SiteName = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="site.KEY=VALUE", help="Override the site, e.g. site.time=2:00:00; may be repeated."
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")] = False,
+    settings: Settings = None,
+    dry_run: DryRun = False,
     detach: Detach = False,
     after: After = None,
     debug_comm: DebugComm = False,
@@ -61,13 +80,9 @@ def launch(
     everything after --. The exit code is the script's.
     """
     from voxscale.errors import ConfigError
-    from voxscale.files import read_json
     from voxscale.launch.given import apart_from_site, placed, placed_on_ray
     from voxscale.launch.ray_job import refuse_with_ray
-    from voxscale.launch.ray_script import launch_on_ray, script_commands_on_ray
-    from voxscale.launch.sbatch import render_sbatch
-    from voxscale.launch.script import choose_folder, command_here, launch_here, make_script
-    from voxscale.launch.script_job import draft_script_job, launch_on_slurm
+    from voxscale.launch.script import choose_folder, make_script
 
     others, of_site = apart_from_site(settings)
     if others:
@@ -75,36 +90,68 @@ def launch(
     if with_ray:
         refuse_with_ray(on=on, plain=plain)
     given = make_script(script, arguments or (), plain=plain, nodes=nodes, python=python, output=output)
-    place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
-    on_ray = placed_on_ray(
-        on, address, nodes, devices, site or of_site, debug_comm=debug_comm, after=after, detach=detach
-    )
+    for_jobs: dict[str, Any] = {"after": after, "detach": detach, "debug_comm": debug_comm}
+    place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs)
+    on_ray = placed_on_ray(on, address, nodes, devices, site or of_site, **for_jobs)
     root = choose_folder(run, given)
     if place is not None:
-        draft = draft_script_job(given, root, os.environ, place, with_ray=with_ray)
-        if dry_run:
-            text = render_sbatch(draft.job, draft.site)
-            answer(as_json, {"run": str(root), "jobs": [(draft.job.purpose, text)]}, text)
-            return
-        jobs = launch_on_slurm(draft, os.environ, place, as_json=as_json)
-        if detach and jobs:
-            content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
-            answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
-            return
-    elif on_ray is not None and dry_run:
-        commands = script_commands_on_ray(given, root, os.environ, on_ray)
-        text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
-        answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
-        return
+        has_ended = _launch_by_job(given, root, place, with_ray=with_ray, dry_run=dry_run, as_json=as_json)
     elif on_ray is not None:
-        launch_on_ray(given, root, os.environ, on_ray, as_json=as_json)
-    elif dry_run:
-        _, words, added = command_here(given, root, os.environ, devices=devices, debug_comm=debug_comm)
+        has_ended = _launch_on_ray(given, root, on_ray, dry_run=dry_run, as_json=as_json)
+    else:
+        here: dict[str, Any] = {"devices": devices, "debug_comm": debug_comm}
+        has_ended = _launch_here(given, root, **here, dry_run=dry_run, as_json=as_json)
+    if has_ended:
+        _tell_script(root, as_json=as_json)
+
+
+def _launch_by_job(
+    script: "Script", root: Path, place: "Placement", *, with_ray: bool, dry_run: bool, as_json: bool
+) -> bool:
+    """Whether the script was waited for: else its job is printed, or submitted and left alone."""
+    from voxscale.launch.sbatch import render_sbatch
+    from voxscale.launch.script_job import draft_script_job, launch_on_slurm
+
+    draft = draft_script_job(script, root, os.environ, place, with_ray=with_ray)
+    if dry_run:
+        text = render_sbatch(draft.job, draft.site)
+        answer(as_json, {"run": str(root), "jobs": [(draft.job.purpose, text)]}, text)
+        return False
+    jobs = launch_on_slurm(draft, os.environ, place, as_json=as_json)
+    if place.detach and jobs:
+        tell_submitted(as_json, "run", root, jobs)
+        return False
+    return True
+
+
+def _launch_on_ray(script: "Script", root: Path, place: "RayPlacement", *, dry_run: bool, as_json: bool) -> bool:
+    """Whether the script was run: else the lines that would are printed."""
+    from voxscale.launch.ray_script import launch_on_ray, script_commands_on_ray
+
+    if dry_run:
+        tell_commands(as_json, root, script_commands_on_ray(script, root, os.environ, place))
+    else:
+        launch_on_ray(script, root, os.environ, place, as_json=as_json)
+    return not dry_run
+
+
+def _launch_here(script: "Script", root: Path, *, devices: str, debug_comm: bool, dry_run: bool, as_json: bool) -> bool:
+    """Whether the script was run: else the line that would is printed."""
+    from voxscale.launch.script import command_here, launch_here
+
+    if dry_run:
+        _, words, added = command_here(script, root, os.environ, devices=devices, debug_comm=debug_comm)
         text = " ".join([*(f"{name}={value}" for name, value in added.items()), shlex.join(words)])
         answer(as_json, {"run": str(root), "commands": [text]}, text)
-        return
     else:
-        launch_here(given, root, os.environ, devices=devices, debug_comm=debug_comm, as_json=as_json)
+        launch_here(script, root, os.environ, devices=devices, debug_comm=debug_comm, as_json=as_json)
+    return not dry_run
+
+
+def _tell_script(root: Path, *, as_json: bool) -> None:
+    """How a script went that has ended."""
+    from voxscale.files import read_json
+
     metrics = read_json(root / "metrics.json")
     ranks = f"{metrics['world_size']} rank{'s' if metrics['world_size'] > 1 else ''}"
     answer(as_json, {"run": str(root), **metrics}, f"done in {metrics['wall_s']:.1f} s, {ranks}, run folder {root}")

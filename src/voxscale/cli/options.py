@@ -39,6 +39,7 @@ After = Annotated[
     list[int] | None,
     typer.Option(metavar="JOB", help="Begin only when this job has ended well; may be repeated.", show_default=False),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and return at once.")]
 Restarts = Annotated[
     int | None,

@@ -1,14 +1,30 @@
 """The verb that searches."""
 
 import os
-import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from voxscale.cli.options import After, ConfigPath, Debug, Detach, Devices, Json, Nodes, Overrides, RayAddress, SiteName
+from voxscale.cli.options import (
+    After,
+    ConfigPath,
+    Debug,
+    Detach,
+    Devices,
+    DryRun,
+    Json,
+    Nodes,
+    Overrides,
+    RayAddress,
+    SiteName,
+)
+from voxscale.cli.telling import tell_submitted
 from voxscale.command import answer
+
+if TYPE_CHECKING:
+    from voxscale.config.schema import Config
+    from voxscale.launch.sbatch import Placement
 
 
 def search(
@@ -23,7 +39,7 @@ def search(
         Path | None, typer.Option(metavar="DIR", help="The search's folder; default: runs/ and the config's name.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a search that is there is moved aside.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")] = False,
+    dry_run: DryRun = False,
     detach: Detach = False,
     after: After = None,
     as_json: Json = False,
@@ -35,30 +51,15 @@ def search(
     is there is continued. Writes trials.csv and best.yaml. On SLURM --nodes and --devices are those of the job; else
     trials take what the Ray cluster has.
     """
-    from voxscale.files import read_json
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, refuse_for_ray
-    from voxscale.report.write import refresh_report, reporting, seen_in
-    from voxscale.search.drive import search_here
-    from voxscale.search.job import draft_search_job, search_on_slurm
-    from voxscale.search.opening import draft_search
-    from voxscale.search.results import render_outcome
-    from voxscale.search.space import render_trials
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ)
     root = (run or default_run(config)).resolve()
+    how: dict[str, Any] = {"fresh": fresh, "dry_run": dry_run, "as_json": as_json}
     if on == "ray":
         refuse_for_ray(nodes=nodes, devices=devices != "auto", site=site or of_site, detach=detach, after=after)
-        if dry_run:
-            draft_search(settled, root, fresh=fresh)
-            rows, text = render_trials(settled)
-            answer(as_json, {"search": str(root), "trials": rows}, text)
-            return
-        with reporting(root):
-            metrics, text = search_here(settled, root, os.environ, address=address, fresh=fresh)
-        page = refresh_report(root)
-        content = {"search": str(root), "report": str(page) if page else None, **metrics}
-        answer(as_json, content, text + seen_in(page))
+        _search_on_ray(settled, root, address, **how)
         return
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, detach=detach)
     if place is None or address is not None:
@@ -67,14 +68,45 @@ def search(
         raise ConfigError(
             "--address: a job on SLURM starts a Ray of its own", fix="leave out one of --address and --on slurm"
         )
-    draft = draft_search_job(settled, root, os.environ, place, fresh=fresh)
+    _search_by_job(settled, root, place, **how)
+
+
+def _search_on_ray(
+    config: "Config", root: Path, address: str | None, *, fresh: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Search to the end on a Ray cluster, or print the trials."""
+    from voxscale.report.write import refresh_report, reporting, seen_in
+    from voxscale.search.drive import search_here
+    from voxscale.search.opening import draft_search
+    from voxscale.search.space import render_trials
+
+    if dry_run:
+        draft_search(config, root, fresh=fresh)
+        rows, text = render_trials(config)
+        answer(as_json, {"search": str(root), "trials": rows}, text)
+        return
+    with reporting(root):
+        metrics, text = search_here(config, root, os.environ, address=address, fresh=fresh)
+    page = refresh_report(root)
+    answer(as_json, {"search": str(root), "report": str(page) if page else None, **metrics}, text + seen_in(page))
+
+
+def _search_by_job(
+    config: "Config", root: Path, place: "Placement", *, fresh: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Search in a job on SLURM, which is followed, left alone, or printed."""
+    from voxscale.files import read_json
+    from voxscale.report.write import refresh_report, seen_in
+    from voxscale.search.job import draft_search_job, search_on_slurm
+    from voxscale.search.results import render_outcome
+
+    draft = draft_search_job(config, root, os.environ, place, fresh=fresh)
     if dry_run:
         answer(as_json, {"search": str(root), "jobs": [(draft.job.purpose, draft.as_text())]}, draft.as_text())
         return
     jobs = search_on_slurm(draft, os.environ, fresh=fresh)
-    if detach and jobs:
-        content = {"search": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
-        answer(as_json, content, f"search folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
+    if place.detach and jobs:
+        tell_submitted(as_json, "search", root, jobs)
         return
     metrics, page = read_json(root / "metrics.json"), refresh_report(root)
     content = {"search": str(root), "report": str(page) if page else None, **metrics}

@@ -1,12 +1,11 @@
 """Verbs that train, evaluate and predict."""
 
 import os
-import shlex
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +17,7 @@ from voxscale.cli.options import (
     DebugComm,
     Detach,
     Devices,
+    DryRun,
     Json,
     Mirror,
     Nodes,
@@ -28,7 +28,14 @@ from voxscale.cli.options import (
     SiteName,
     Where,
 )
+from voxscale.cli.telling import tell_commands, tell_submitted
 from voxscale.command import answer
+
+if TYPE_CHECKING:
+    from voxscale.config.schema import Config
+    from voxscale.launch.local import Evaluation
+    from voxscale.launch.ray_run import RayPlacement
+    from voxscale.launch.sbatch import Placement
 
 
 def demo(
@@ -88,7 +95,7 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="The run folder; default: runs/ and the config's name.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; write nothing.")] = False,
+    dry_run: DryRun = False,
     no_start: Annotated[
         bool, typer.Option("--no-start", help="Write the run folder and print the lines to start it by hand.")
     ] = False,
@@ -111,65 +118,112 @@ def train(
     A data folder in place of CONFIG is init and train in one. On a cluster the job is checked, submitted and followed;
     inside an allocation it runs there. On Ray it runs on the cluster that is there, or on one started here.
     """
-    from voxscale.files import read_json
-    from voxscale.launch.folds import fold_commands, train_folds
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, placed_on_ray
-    from voxscale.launch.ray_run import commands_on_ray, train_on_ray
-    from voxscale.launch.start import commands_for, train_here
-    from voxscale.report.summary import render_folds, render_training
-    from voxscale.report.write import refresh_report, reporting, seen_in
-    from voxscale.runs import runs_of
 
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ, say=partial(print, file=sys.stderr))
     root = (run or default_run(config)).resolve()
-    of_jobs = {"after": after, "detach": detach}
+    for_jobs: dict[str, Any] = {"after": after, "detach": detach, "debug_comm": debug_comm}
+    for_training: dict[str, Any] = {"restarts": restarts, "profile": profile}
     on_ray = placed_on_ray(
-        on, address, nodes, devices, site or of_site,
-        debug_comm=debug_comm, restarts=restarts, profile=profile, **of_jobs, no_start=no_start,
+        on, address, nodes, devices, site or of_site, **for_jobs, **for_training, no_start=no_start
     )  # fmt: skip
-    place = placed(
-        on, nodes, devices, site, of_site, os.environ,
-        after=after, debug_comm=debug_comm, detach=detach, restarts=restarts, profile=profile,
-    )  # fmt: skip
+    place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs, **for_training)
+    how: dict[str, Any] = {"fresh": fresh, "folds": folds is not None}
+    here: dict[str, Any] = {"devices": devices, "profile": profile}
     if place is not None:
-        from voxscale.launch.cluster_run import draft_submission, train_on_slurm
-
-        submission = draft_submission(settled, root, os.environ, place, fresh=fresh, folds=folds is not None)
-        if dry_run:
-            texts = submission.as_texts()
-            answer(as_json, {"run": str(root), "jobs": texts}, "\n".join(text for _, text in texts))
-            return
-        with reporting(root):
-            jobs = train_on_slurm(submission, os.environ, detach=detach)
-        if detach and jobs:
-            content = {"run": str(root), "state": "submitted", "jobs": [vars(job) for job in jobs]}
-            answer(as_json, content, f"run folder {root}; cancel with: voxscale cancel {shlex.quote(str(root))}")
+        if not _train_by_job(settled, root, place, **how, dry_run=dry_run, as_json=as_json):
             return
     elif dry_run or no_start:
-        list_commands = fold_commands if folds is not None else commands_for
-        if on_ray is not None:
-            commands = commands_on_ray(settled, root, os.environ, on_ray, fresh=fresh, folds=folds is not None)
-        else:
-            commands = list_commands(
-                settled, root, os.environ, devices=devices, fresh=fresh, write=no_start, profile=profile
-            )
-        text = "\n".join(f"# {purpose}\n{command}" for purpose, command in commands)
-        answer(as_json, {"run": str(root), "commands": [command for _, command in commands]}, text)
+        _tell_how(settled, root, on_ray, **how, **here, write=no_start, as_json=as_json)
         return
     else:
-        train_one = (
-            partial(
-                train_here, environ=os.environ, devices=devices, fresh=fresh, restarts=restarts or 0, profile=profile
-            )
-            if on_ray is None
-            else partial(train_on_ray, environ=os.environ, place=on_ray, fresh=fresh)
+        _train_now(settled, root, on_ray, **how, **here, restarts=restarts or 0)
+    _tell_training(root, folds=folds is not None, profile=profile, as_json=as_json)
+
+
+def _train_by_job(
+    config: "Config", root: Path, place: "Placement", *, fresh: bool, folds: bool, dry_run: bool, as_json: bool
+) -> bool:
+    """Whether the training was waited for: else its jobs are printed, or submitted and left alone."""
+    from voxscale.launch.cluster_run import draft_submission, train_on_slurm
+    from voxscale.report.write import reporting
+
+    submission = draft_submission(config, root, os.environ, place, fresh=fresh, folds=folds)
+    if dry_run:
+        texts = submission.as_texts()
+        answer(as_json, {"run": str(root), "jobs": texts}, "\n".join(text for _, text in texts))
+        return False
+    with reporting(root):
+        jobs = train_on_slurm(submission, os.environ, detach=place.detach)
+    if place.detach and jobs:
+        tell_submitted(as_json, "run", root, jobs)
+        return False
+    return True
+
+
+def _tell_how(
+    config: "Config",
+    root: Path,
+    on_ray: "RayPlacement | None",
+    *,
+    fresh: bool,
+    folds: bool,
+    devices: str,
+    profile: bool,
+    write: bool,
+    as_json: bool,
+) -> None:
+    """Print the lines that would train; with `write` the run folder is written for them."""
+    from voxscale.launch.folds import fold_commands
+    from voxscale.launch.ray_run import commands_on_ray
+    from voxscale.launch.start import commands_for
+
+    if on_ray is not None:
+        commands = commands_on_ray(config, root, os.environ, on_ray, fresh=fresh, folds=folds)
+    else:
+        commands = (fold_commands if folds else commands_for)(
+            config, root, os.environ, devices=devices, fresh=fresh, write=write, profile=profile
         )
-        with reporting(root):
-            if folds is not None:
-                train_folds(settled, root, os.environ, train_one)
-            else:
-                train_one(settled, root)
+    tell_commands(as_json, root, commands)
+
+
+def _train_now(
+    config: "Config",
+    root: Path,
+    on_ray: "RayPlacement | None",
+    *,
+    fresh: bool,
+    folds: bool,
+    devices: str,
+    profile: bool,
+    restarts: int,
+) -> None:
+    """Train to the end, on this machine or on Ray."""
+    from voxscale.launch.folds import train_folds
+    from voxscale.launch.ray_run import train_on_ray
+    from voxscale.launch.start import train_here
+    from voxscale.report.write import reporting
+
+    train_one = (
+        partial(train_here, environ=os.environ, devices=devices, fresh=fresh, restarts=restarts, profile=profile)
+        if on_ray is None
+        else partial(train_on_ray, environ=os.environ, place=on_ray, fresh=fresh)
+    )
+    with reporting(root):
+        if folds:
+            train_folds(config, root, os.environ, train_one)
+        else:
+            train_one(config, root)
+
+
+def _tell_training(root: Path, *, folds: bool, profile: bool, as_json: bool) -> None:
+    """How a training went that has ended, and what its steps cost if that was asked for."""
+    from voxscale.files import read_json
+    from voxscale.report.summary import render_folds, render_training
+    from voxscale.report.write import refresh_report, seen_in
+    from voxscale.runs import runs_of
+
     metrics, page = read_json(root / "metrics.json"), refresh_report(root)
     text = (
         f"{render_folds(metrics)}\nrun folders in {root}" if folds else f"{render_training(metrics)}, run folder {root}"
@@ -220,13 +274,8 @@ def evaluate(
     Writes one row per case, and their summary, to RUN/evaluations. A folder of folds is evaluated as one ensemble. On a
     cluster it waits for the job that trains RUN.
     """
-    from voxscale.files import read_json
     from voxscale.launch.given import evaluation_name, given_runs, only_of_site, placed, plain_name
-    from voxscale.launch.local import Evaluation, evaluate_local
-    from voxscale.launch.machine import look_at_machine
-    from voxscale.plan.resources import choose_devices
-    from voxscale.report.summary import render_summary
-    from voxscale.report.write import refresh_report, seen_in
+    from voxscale.launch.local import Evaluation
     from voxscale.runs import RunFolder
 
     out = RunFolder(run.resolve()).evaluation(
@@ -235,7 +284,9 @@ def evaluate(
     of_site = only_of_site(overrides)
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     choice = Evaluation(out, split or "val", plain_name(checkpoint), data, mirror)
-    if place is not None:
+    if place is None:
+        _evaluate_here(run, choice, devices)
+    else:
         from voxscale.launch.cluster_run import evaluate_on_slurm
 
         jobs = evaluate_on_slurm(given_runs(run), run.resolve(), choice, os.environ, place)
@@ -243,10 +294,26 @@ def evaluate(
             submitted = {"evaluation": str(out), "state": "submitted", "jobs": [vars(job) for job in jobs]}
             answer(as_json, submitted, f"the evaluation will be in {out}")
             return
-    else:
-        machine = look_at_machine()
-        count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
-        evaluate_local(given_runs(run), count, os.environ, choice)
+    _tell_evaluation(run, out, as_json=as_json)
+
+
+def _evaluate_here(run: Path, choice: "Evaluation", devices: str) -> None:
+    from voxscale.launch.given import given_runs
+    from voxscale.launch.local import evaluate_local
+    from voxscale.launch.machine import look_at_machine
+    from voxscale.plan.resources import choose_devices
+
+    machine = look_at_machine()
+    count, _ = choose_devices(devices, machine, machine.gpus or machine.cpus)
+    evaluate_local(given_runs(run), count, os.environ, choice)
+
+
+def _tell_evaluation(run: Path, out: Path, *, as_json: bool) -> None:
+    """What an evaluation found that has ended."""
+    from voxscale.files import read_json
+    from voxscale.report.summary import render_summary
+    from voxscale.report.write import refresh_report, seen_in
+
     metrics, page = read_json(out / "metrics.json"), refresh_report(run)
     content: dict[str, Any] = {"evaluation": str(out), "report": str(page) if page else None, **metrics}
     answer(as_json, content, f"{render_summary(metrics['summary'])}\nwrote {out}{seen_in(page)}")

@@ -12,9 +12,9 @@ from pathlib import Path
 from voxscale.config.site import Site, seconds_of
 from voxscale.errors import ConfigError
 from voxscale.launch.container import needs_words, render_container, render_passed_on, render_variables
+from voxscale.launch.ending import PAGE_MODULE, STOP_WHEN_TOLD, WRITE_PAGE, queue_again, save_at_limit, start_again
 
 _MEMORY_UNITS = {"": 1, "M": 1, "K": 1 / 1024, "G": 1024, "T": 1024**2}  # in MB; SLURM's default is M
-PAGE_MODULE = "voxscale.report.write"  # run with a folder, it writes the page to look at
 DEBUG_COMMUNICATION = {
     "NCCL_DEBUG": "INFO",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -280,7 +280,7 @@ def render_ranks(
     `is_own` says that the ranks are voxscale's, so an image has to hold what it needs; `page` that a page is written.
     """
     each = EachNode(
-        program, (f"--nodes {request.nodes} --devices {request.devices}", *node_options), _AS_TORCHRUN, _STOP_WHEN_TOLD
+        program, (f"--nodes {request.nodes} --devices {request.devices}", *node_options), _AS_TORCHRUN, STOP_WHEN_TOLD
     )
     return render_nodes(
         run, command, site, request, each, python=python, finish=finish, resumes=resumes, is_own=is_own, page=page
@@ -338,7 +338,7 @@ def render_nodes(
         f'node=("${{python[@]}}" {file} {" ".join(options)})',
         f"command=({command})",
         "",
-        *(_save_at_limit(saved) if resumes else each.when_told),
+        *(save_at_limit(saved) if resumes else each.when_told),
         f'"${{on_nodes[@]}}" {on_node}"${{node[@]}}" -- "${{command[@]}}" &',
         "step=$!",
         'while kill -0 "$step" 2>/dev/null; do wait "$step"; done',
@@ -346,50 +346,13 @@ def render_nodes(
         "# How it ended is read from the run folder",
         f'"${{python[@]}}" {" ".join(finish)}',
         "code=$?",
-        *(_WRITE_PAGE if page else ()),
-        *(_queue_again(saved) if resumes and site.requeue else ()),
-        *(_start_again(request.restarts) if resumes and request.restarts else ()),
+        *(WRITE_PAGE if page else ()),
+        *(queue_again(saved) if resumes and site.requeue else ()),
+        *(start_again(request.restarts) if resumes and request.restarts else ()),
         'exit "$code"',
     )  # fmt: skip
 
 
-def _save_at_limit(saved: str) -> tuple[str, ...]:
-    return (
-        *_AT_LIMIT,
-        "limit=ahead",
-        f"saved=$({saved})",
-        'trap \'[ "$limit" = ahead ] && limit=reached; kill -USR1 "$step" 2>/dev/null\' USR1',
-        "trap 'limit=cancelled' TERM",
-    )
-
-
-def _queue_again(saved: str) -> tuple[str, ...]:
-    return (
-        'if [ "$limit" = reached ] && [ "$code" -eq 75 ] && [ -z "${VOXSCALE_ATTEMPT:-}" ]; then',
-        f'  if [ "$({saved})" != "$saved" ]; then scontrol requeue "$SLURM_JOB_ID"',
-        '  else echo "error: nothing new was saved before the time limit, so the job is not queued again" >&2; fi',
-        "fi",
-    )
-
-
-def _start_again(restarts: int) -> tuple[str, ...]:
-    return (
-        "# A rank that was lost without a word: queued again, so often, the job goes on from the last checkpoint.",
-        'lost=("$run/logs/$SLURM_JOB_ID"-*/lost)',
-        f'if [ -e "$reports/lost" ] && [ "${{#lost[@]}}" -le {restarts} ] && [ -z "${{VOXSCALE_ATTEMPT:-}}" ]; then',
-        '  scontrol requeue "$SLURM_JOB_ID"',
-        "fi",
-    )
-
-
-_AT_LIMIT = (
-    "# Before the time limit SLURM signals this shell: the ranks save, then the job is queued again. Cancelled,",
-    "# preempted or requeued it gets SIGTERM, as the ranks do: it waits until they have saved; the rest is SLURM's.",
-)
-_WRITE_PAGE = (
-    "# The page to look at, unless the run goes on later; whether it can be written changes nothing else.",
-    f'[ "$code" -eq 75 ] || "${{python[@]}}" -m {PAGE_MODULE} "$run"',
-)
 _AS_TORCHRUN = (
     "# One task per node. Each waits until all nodes have come, then is torchrun with a c10d rendezvous: on a free",
     "# port of the first node, under a random name. The output of each rank is kept in $reports.",
@@ -397,9 +360,4 @@ _AS_TORCHRUN = (
 _SEES = (
     'for file; do command -v "$file" >/dev/null || test -r "$file" || '
     '{ echo "error: $SLURMD_NODENAME does not see $file" >&2; exit 4; }; done'
-)
-_STOP_WHEN_TOLD = (
-    "# Interrupted inside an allocation: srun itself would kill the ranks at once.",
-    """trap 'scancel -s TERM "$SLURM_JOB_ID.$(cat "$reports/step")" || kill -TERM "$step"' USR1""",
-    "trap : TERM  # the ranks are told by SLURM; wait for them",
 )
