@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from conftest import Cli, Finished
 from golden import assert_golden
+from voxscale import cli
 
 VERBS = (
     *("demo", "init", "doctor", "show", "prepare", "plan", "train", "search", "evaluate", "predict"),
@@ -33,6 +35,15 @@ def test_help(cli_here: Cli, verb: str) -> None:
 def test_every_verb_is_in_the_help(cli_here: Cli) -> None:
     commands = cli_here("--help").out.partition("Commands:\n")[2]
     assert tuple(re.findall(r"^  (\w+)", commands, flags=re.MULTILINE)) == VERBS
+
+
+def test_the_list_of_verbs_says_what_each_says_of_itself(run_python: Callable[..., Finished]) -> None:
+    """They are listed without being loaded."""
+    lazily = "import sys, voxscale.cli as cli; cli.make_app('train'); assert 'voxscale.cli.planning' not in sys.modules"
+    assert run_python("-c", lazily).code == 0
+    listed = {name: " ".join(about.split()) for name, (_, about) in cli.VERBS.items()}
+    commands = typer.main.get_command(cli.make_app()).commands  # type: ignore[attr-defined]
+    assert listed == {name: " ".join(each.help.split("\n\n")[0].split()) for name, each in commands.items()}
 
 
 def test_help_comes_without_torch(run_python: Callable[..., Finished]) -> None:

@@ -3,28 +3,84 @@
 Annotations are objects in this room, not texts: typer would evaluate these twice for every option of every verb.
 """
 
-from typing import Annotated
+import sys
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from voxscale.cli.cluster import cancel, runs, sites, watch
-from voxscale.cli.data import doctor, init, prepare, show
-from voxscale.cli.exporting import export
-from voxscale.cli.images import image as images
-from voxscale.cli.launching import PASS_ON, launch
-from voxscale.cli.planning import plan, scale
-from voxscale.cli.reporting import report
-from voxscale.cli.searching import search
-from voxscale.cli.training import demo, evaluate, predict, train
 from voxscale.command import run_verb
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Train 3D medical-imaging models from one config, unchanged from a laptop to a cluster.",
-)
+# Where each verb is, and what `voxscale --help` says of it: the first line of its own help.
+VERBS = {
+    "demo": ("training", "Train on synthetic volumes: the first minute."),
+    "init": ("data", "Write a config for data: its format, patches that its volumes fill, its own split."),
+    "doctor": ("data", "Check every case: all faults at once, and what the dataset is like."),
+    "show": ("data", "Draw a case as it will be trained on, labels in colour."),
+    "prepare": ("data", "Prepare the cases ahead of training; list and prune what was prepared."),
+    "plan": (
+        "planning",
+        "Say what a run will take before it is submitted: memory, disk, time, speed-up, and what to ask for.",
+    ),
+    "train": ("training", "Train, or continue an unfinished run."),
+    "search": ("searching", "Search for the best config: many trials at once, on Ray."),
+    "evaluate": ("training", "Evaluate a run on whole volumes."),
+    "predict": (
+        "training",
+        "Predict images: label maps in each image's own shape, spacing and orientation; or outcomes of a table's "
+        "cases.",
+    ),
+    "scale": ("planning", "Measure how training scales over nodes and devices, and what holds it back."),
+    "launch": ("launching", "Run your own script, unchanged, as ranks of torchrun: here or on a cluster."),
+    "runs": ("cluster", "List runs: state, progress, best metric, age."),
+    "watch": (
+        "cluster",
+        "Watch a run while it trains, wherever that is: progress, time left, speed, losses, and what each rank uses.",
+    ),
+    "report": (
+        "reporting",
+        "Write one page to look at: curves, cases slice by slice, timing, config. Several runs are compared.",
+    ),
+    "cancel": (
+        "cluster",
+        "Stop a run: its jobs in the queue or on nodes, or its processes on this machine. The state is saved.",
+    ),
+    "export": (
+        "exporting",
+        "Write a trained run as a MONAI bundle, which MONAI loads and runs to the same label maps, without voxscale.",
+    ),
+    "site": ("cluster", "Write and check the profile of a cluster."),
+    "image": ("images", "Container images for clusters."),
+}
+_OF_SCRIPTS = ("scale", "launch")  # options that they do not know are the script's
+
+
+def make_app(named: str | None = None) -> typer.Typer:
+    """All verbs. If one is named, only that one is loaded: to list the others, their options are not needed, and making
+    these takes as long as all else."""
+    made = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Train 3D medical-imaging models from one config, unchanged from a laptop to a cluster.",
+    )
+    made.callback()(_options)
+    for name, (room, about) in VERBS.items():
+        if named not in (None, name):
+            made.command(name=name, help=about)(_listed)
+            continue
+        verb = getattr(import_module(f"voxscale.cli.{room}"), name)
+        if isinstance(verb, typer.Typer):
+            made.add_typer(verb, name=name)
+        else:
+            settings = {"ignore_unknown_options": True} if name in _OF_SCRIPTS else None
+            made.command(name=name, context_settings=settings)(verb)
+    return made
+
+
+def _listed() -> None:
+    """A verb that is not run."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -35,7 +91,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -44,18 +99,11 @@ def _options(
     return
 
 
-for verb in (demo, init, doctor, show, prepare, plan, train, search, evaluate, predict):
-    app.command()(verb)
-app.command(context_settings=PASS_ON)(scale)
-app.command(context_settings=PASS_ON)(launch)
-app.command()(runs)
-app.command()(watch)
-app.command()(report)
-app.command()(cancel)
-app.command()(export)
-app.add_typer(sites, name="site")
-app.add_typer(images, name="image")
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(name)
+    return make_app()
 
 
 def main() -> None:
-    run_verb(app)
+    run_verb(make_app(next(iter(sys.argv[1:]), "")))

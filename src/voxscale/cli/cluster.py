@@ -57,10 +57,10 @@ def cancel(run: RunPath, as_json: Json = False, debug: Debug = False) -> None:
     answer(as_json, {"run": str(run), "done": done}, "\n".join(done))
 
 
-sites = typer.Typer(no_args_is_help=True, help="Write and check the profile of a cluster.")
+site = typer.Typer(no_args_is_help=True, help="Write and check the profile of a cluster.")
 
 
-@sites.command()
+@site.command()
 def detect(
     name: Annotated[
         str | None,
@@ -91,7 +91,7 @@ def detect(
     answer(as_json, {"site": str(path), "notes": notes, **plain(found)}, text)
 
 
-@sites.command()
+@site.command()
 def check(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="site.KEY=VALUE", help="Override fields of the profile.")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from voxscale.launch.sbatch import Placement
     from voxscale.launch.script import Script
 
-PASS_ON = {"ignore_unknown_options": True}  # they are the script's
 Interpreter = Annotated[
     str | None,
     typer.Option(metavar="PYTHON", help="The interpreter; default: the site's, or this one.", show_default=False),
