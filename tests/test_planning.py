@@ -205,6 +205,9 @@ def test_a_script_of_ones_own_is_compared_by_its_wall_time(cli_here: Cli, tmp_pa
     assert (first["world"], first["speedup"]) == ("1x1", 1.0)
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-1", "0-of-2", "1-of-2"]
     assert second["speedup"] == pytest.approx(first["wall_s"] / second["wall_s"])
+    script.write_text(script.read_text() + "# changed\n")
+    changed = cli_here("scale", "--script", script, tmp_path, "--worlds", "1x1", "--run", tmp_path / "times")
+    assert "running on 1x1" in changed.err, "times of what it was before are not those of what it is now"
 
 
 @pytest.mark.ranks

@@ -160,6 +160,15 @@ def test_a_window_that_does_not_fit_is_named_rather_than_the_batch() -> None:
     assert "smaller validate.window" in refused.value.fix
 
 
+def test_hosts_of_gpus_need_no_less_with_a_smaller_batch() -> None:
+    gpu = replace(COSTS, on_gpu=True, training_bytes=4 * GB, device_training_bytes=1200, device_validating_bytes=900)
+    memory = predict_memory(PLAN, Layout(1, 2), [gpu])
+    given = Given(device_bytes=2000, node_bytes=2 * GB, shared_bytes=None, cpus_per_device=4)
+    with pytest.raises(ConfigError, match=r"a node needs 8.2 GB for 2 ranks, expected at most the 2.0 GB") as refused:
+        refuse_unfit(PLAN, Layout(1, 2), memory, given)
+    assert refused.value.fix == "ask for fewer --devices on each node, or set site.memory.per_node=9G"
+
+
 def test_devices_without_a_case_to_validate_are_refused() -> None:
     assert idle_problem(PLAN, Layout(1, 4)) is None
     assert idle_problem(replace(PLAN, num_val=0), Layout(1, 8)) is None

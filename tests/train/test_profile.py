@@ -22,7 +22,7 @@ Write = Callable[..., Path]
 @pytest.mark.ranks
 @pytest.mark.parametrize("devices", [1, 2])
 def test_each_rank_traces_some_steps_and_the_weights_stay_the_same(
-    cli_here: Cli, write_config: Write, tmp_path: Path, devices: int
+    cli_here: Cli, write_config: Write, tmp_path: Path, devices: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config()
     plain = cli_here("train", config, "--devices", devices, "--run", tmp_path / "plain", "--json")
@@ -30,6 +30,7 @@ def test_each_rank_traces_some_steps_and_the_weights_stay_the_same(
     words = ["train", config, "--devices", devices, "--run", tmp_path / "traced", "--profile"]
     traced = cli_here(*words, "--json")
     assert traced.code == 0, traced.err
+    assert "profiler_start" not in "".join(capfd.readouterr()), "the library says nothing beside us"
     assert traced.json["weights_sha256"] == plain.json["weights_sha256"]
     run = RunFolder(tmp_path / "traced")
     assert traced.json["profile"] == [str(run.root / "profile")]

@@ -191,7 +191,8 @@ def scale_script(
     say: Say,
 ) -> list[dict[str, Any]]:
     """Run a script to its end on each world; its wall times, compared with the first's."""
-    name = f"{on}-{hashlib.sha256(json.dumps(list(words)).encode()).hexdigest()[:12]}"
+    content = Path(words[0]).read_bytes()  # a script that was changed is another one
+    name = f"{on}-{hashlib.sha256(json.dumps(list(words)).encode() + content).hexdigest()[:12]}"
     ends = {layout: folder / f"script-{name}-{layout}" / "metrics.json" for layout in layouts}
     missing = {layout: end.parent for layout, end in ends.items() if not end.exists() or not _is_done(end)}
     drafted = {layout: launch(root, layout) for layout, root in missing.items()}

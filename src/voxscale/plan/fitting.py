@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,9 +83,16 @@ def _on_device(plan: Plan, memory: Memory, given: Given) -> Problem | None:
 def _on_node(plan: Plan, layout: Layout, memory: Memory, given: Given) -> Problem | None:
     if given.node_bytes is None or memory.node <= given.node_bytes:
         return None
+    ranks = f"{layout.devices} rank{'s' if layout.devices > 1 else ''}"
+    limit = f"expected at most the {_gb(given.node_bytes)} that it has"
+    if given.device_bytes is not None:  # of its own: a smaller batch leaves the node's as it is
+        fewer = "ask for fewer --devices on each node, or " if layout.devices > 1 else ""
+        whole = math.ceil(memory.node / GB)
+        return Problem(
+            f"a node needs {_gb(memory.node)} for {ranks}, {limit}", f"{fewer}set site.memory.per_node={whole}G"
+        )
     return Problem(
-        f"a node needs {_gb(memory.node)} for {layout.devices} rank{'s' if layout.devices > 1 else ''} with "
-        f"{_work(plan, memory)}, expected at most the {_gb(given.node_bytes)} that it has",
+        f"a node needs {_gb(memory.node)} for {ranks} with {_work(plan, memory)}, {limit}",
         _fewer_patches(plan, memory, memory.device - (memory.node - given.node_bytes) // layout.devices),
     )
 

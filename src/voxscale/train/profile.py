@@ -6,6 +6,7 @@ The profiler only watches: a run's result is the same with it and without.
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ _SKIPPED, _TRACED = 2, 4  # steps: buffers are made and buckets regrouped in the
 _LISTED = 15  # operators
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 _OF_PROFILER = "ProfilerStep"
+_SILENT = "99"  # the library would print a line whenever it starts and stops
 
 
 @contextmanager
@@ -40,6 +42,7 @@ def profiled(inner: Events, job: Job, *, first_step: int) -> Iterator[Events]:
         return
     skipped = min(_SKIPPED, left - 1)
     steps = _Steps(inner, skipped)
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)  # read when the profiler first starts
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if job.device.type == "cuda" else [])]
     with profile(
         activities=activities,
