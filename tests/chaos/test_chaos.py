@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from chaos.kills import kill_at_random
 from chaos.saves import damage_checkpoints, kill_in_saves
+from conftest import REPOSITORY, Finished
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("devices", [1, 2])
-def test_kills_lose_nothing(devices: int, dataset: Path, session_environ: dict[str, str], tmp_path: Path) -> None:
-    report = kill_at_random(tmp_path, dataset, session_environ, kills=3, devices=devices, seed=1)
-    assert not report.wrong
-    assert report.tried == 3
-    assert report.seen["runs ended alike"] >= 1
+def test_kills_lose_nothing(run_python: Callable[..., Finished]) -> None:
+    """As `make chaos` does it, in a process of its own from which each start is forked with everything loaded."""
+    words = ["--only", "kills", "--kills", 6, "--ranks", "1,2", "--seed", 1, "--json"]
+    done = run_python("-m", "chaos", *words, cwd=REPOSITORY / "tests")
+    assert done.code == 0, done.err
+    for report in done.json:
+        assert report["tried"] == 3
+        assert report["seen"]["runs ended alike"] >= 1
+    assert len(done.json) == 2
 
 
 def test_a_save_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
