@@ -61,15 +61,20 @@ def _stop_one(training: Training, process: Started, wanted: str, report: Report,
     stopped = time.monotonic()
     report.begin()
     report.count(f"while {moment}")
+    expected = rf"rank {rank} did not answer within {_TIMEOUT_S} s (while evaluating )?at step \d+, with cases \S+"
     try:
-        code = process.wait(timeout=5 * _TIMEOUT_S)
+        while process.poll() is None and "did not answer" not in training.said():
+            if time.monotonic() > stopped + 5 * _TIMEOUT_S:
+                raise subprocess.TimeoutExpired("voxscale", 5 * _TIMEOUT_S)
+            time.sleep(0.01)
+        took_s = time.monotonic() - stopped
+        code = process.wait(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         report.wrong.append(f"{name}: nobody noticed that rank {rank} hung while {moment}")
         process.kill()
         os.kill(ranks[rank], signal.SIGKILL)
         return
-    report.slowest("s from the time-out to its name", time.monotonic() - stopped - _TIMEOUT_S, limit=_NAMED_S)
-    expected = rf"rank {rank} did not answer within {_TIMEOUT_S} s (while evaluating )?at step \d+, with cases \S+"
+    report.slowest("s from the time-out to its name", took_s - _TIMEOUT_S, limit=_NAMED_S)
     said = training.said()
     report.expect(
         code == 1 and re.search(expected, said) is not None, f"{name}, {moment}: {code}, not named: {said[-300:]}"

@@ -128,10 +128,12 @@ def _kill(
     report.count(f"while {moment}")
     report.count(f"of {whom}")
     if whom == "one rank":
-        code = process.wait(timeout=300)
-        report.slowest("s until a dead rank was named", time.monotonic() - killed, limit=_NAMED_S)
         place = "" if moment in (STARTING, PREPARING) else r"( while evaluating)? at step \d+"
         name = rf"rank {ranks[one]} was killed by signal 9{place}"
+        while process.poll() is None and re.search(name, training.said(before)) is None:
+            time.sleep(0.01)
+        report.slowest("s until a dead rank was named", time.monotonic() - killed, limit=_NAMED_S)
+        code = process.wait(timeout=300)
         said = training.said(before)
         is_named = code == 1 and re.search(name, said) is not None
         report.expect(is_named, f"{training.root.name}, {moment}: {code} without {name!r}: {said[-300:]}")
