@@ -95,7 +95,8 @@ def cli_here() -> Cli:
 
     def run(*arguments: object) -> Finished:
         out, err = io.StringIO(), io.StringIO()
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+        handlers = {number: signal.getsignal(number) for number in numbers}
         with (
             pytest.MonkeyPatch.context() as patch,
             contextlib.redirect_stdout(out),

@@ -70,7 +70,14 @@ def test_a_terminal_that_is_closed_is_a_signal_to_save(
     run, config = tmp_path / "run", write_config(train__epochs=500, log="step")
     screen, its_side = pty.openpty()
     command = ["setsid", "--ctty", sys.executable, "-m", "voxscale", "train", config, "--run", run, "--devices", "2"]
-    with subprocess.Popen(command, env=session_environ, stdin=its_side, stdout=its_side, stderr=its_side) as job:
+    with subprocess.Popen(
+        command,
+        env=session_environ,
+        stdin=its_side,
+        stdout=its_side,
+        stderr=its_side,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # ignored where tests run under nohup
+    ) as job:
         os.close(its_side)
         closed = threading.Event()
         threading.Thread(target=_read_until, args=(screen, closed), daemon=True).start()
