@@ -106,7 +106,7 @@ def test_the_page_of_watching_can_be_followed(
     page = REPOSITORY / "docs" / "watch.md"
     (watching,) = blocks(page, "bash")
     *_, once, plain = follow(watching, cli_here, run_python, "--devices", "1")
-    for label in ("steps (100 %)", "epoch ", "speed ", "loss ", "rate ", "validated ", "best ", "rank  host "):
+    for label in ("steps (100 %)", "epoch ", "time ", "speed ", "loss ", "rate ", "validated ", "best ", "rank  host "):
         assert label in once
         assert label.replace("100 %", "60 %") in page.read_text()
     described = page.read_text().partition("## For programs")[2]

@@ -24,10 +24,10 @@ class Terminal:
     To be used as a context manager: what still runs at its end is killed.
     """
 
-    def __init__(self, *argv: object, env: Mapping[str, str]) -> None:
+    def __init__(self, *argv: object, env: Mapping[str, str], columns: int = 100) -> None:
         self._screen, its_side = pty.openpty()
-        termios.tcsetwinsize(its_side, (24, 100))
-        environ = {**env, "TERM": "xterm", "COLUMNS": "100"}
+        termios.tcsetwinsize(its_side, (24, columns))
+        environ = {**env, "TERM": "xterm", "COLUMNS": str(columns)}
         try:
             self._child = subprocess.Popen(
                 ["setsid", "--ctty", *map(str, argv)],

@@ -69,11 +69,11 @@ def test_a_run_on_two_ranks_is_watched_left_and_killed(
     try:
         until(lambda: run.plan.exists(), 180, lambda: "no run folder")
         with Terminal(sys.executable, "-m", "voxscale", "watch", run.root, env=env) as terminal:
-            terminal.until(rf"running on 2 ranks: training[^/]* \d+/{NUM_STEPS} steps .*epoch 1/4.*\d:\d\d left", 180)
+            terminal.until(rf"on 2 ranks: training[^/]* \d+/{NUM_STEPS} steps .*epoch 1/4\s+time .*\d:\d\d left", 180)
             terminal.until(r"loss +\d\.\d{4}  [▁-█]+")
             terminal.until(r"rank +host +device +memory +at most")
-            terminal.until(rf"0 +{socket.gethostname()} +cpu +\d+ MiB +\d+ MiB")
-            terminal.until(rf"1 +{socket.gethostname()} +cpu +\d+ MiB +\d+ MiB +\d+ %")
+            terminal.until(rf"0 +{socket.gethostname()} +cpu +[\d.]+ MB +[\d.]+ MB")
+            terminal.until(rf"1 +{socket.gethostname()} +cpu +[\d.]+ MB +[\d.]+ MB +\d+ %")
             terminal.type(CTRL_C)
             assert terminal.wait() == 75
             assert "goes on" in terminal.text
@@ -225,6 +225,17 @@ def test_a_run_that_nobody_has_started_is_waited_for(tmp_path: Path, session_env
         assert "3/40 steps (7 %)" in terminal.text
 
 
+def test_nothing_is_cut_off_on_a_narrow_terminal(live: RunFolder, session_environ: dict[str, str]) -> None:
+    """Neither the state behind a long path, nor the time that is left."""
+    write_events(live, START, *trained(1, 3))
+    with Terminal(sys.executable, "-m", "voxscale", "watch", live.root, env=session_environ, columns=60) as terminal:
+        terminal.until(r"running on 1 rank:\s+training")
+        terminal.until(r"time +0:03 since it was started, 0:37 left")
+        assert "…" not in terminal.text
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 75
+
+
 @pytest.mark.parametrize("what", ["absent", "notes", "file"])
 def test_what_is_no_run_is_refused(tmp_path: Path, cli_here: Cli, what: str) -> None:
     (tmp_path / "notes").mkdir()
@@ -305,9 +316,9 @@ def test_silent_ranks_of_many_are_named_first(live: RunFolder) -> None:
     assert first.split()[0] == "38"
     assert first.endswith("93 %  silent for 90 s")
     assert second.split("  ")[0] == "0"
-    assert "1.0 GiB of 80.0 GiB" in second
+    assert "1.0 GB of 80.0 GB" in second
     assert len(rest) == 14
-    assert last == "of all 40 ranks: memory 1.0 GiB to 40.0 GiB, 1 silent"
+    assert last == "of all 40 ranks: memory 1.0 GB to 40.0 GB, 1 silent"
 
 
 def test_curves_are_drawn_in_few_signs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from voxscale.errors import printable
+from voxscale.report.forecast import size
 from voxscale.report.watched import GroupView, RunView, View
 from voxscale.terminal import clock
 
@@ -51,7 +52,7 @@ def _title(view: RunView) -> str:
 def _run_lines(view: RunView) -> list[str]:
     lines = [_title(view)]
     if view.steps and view.step:
-        lines.append(_progress(view))
+        lines += [_progress(view), *_times(view)]
     if view.patches_per_s is not None and view.step_s is not None:
         waiting = f", {100 * (view.data_share or 0):.0f} % of it waiting for data"
         lines.append(f"speed      {view.patches_per_s:.3g} patches/s, {view.step_s:.3g} s a step{waiting}")
@@ -68,10 +69,14 @@ def _run_lines(view: RunView) -> list[str]:
 
 def _progress(view: RunView) -> str:
     full = _BAR * view.step // view.steps
-    words = [f"{view.step}/{view.steps} steps ({100 * view.step // view.steps} %)", f"epoch {view.epoch}/{view.epochs}"]
-    words += [f"{clock(view.elapsed_s)} since it was started"] if view.elapsed_s is not None else []
+    words = f"{view.step}/{view.steps} steps ({100 * view.step // view.steps} %), epoch {view.epoch}/{view.epochs}"
+    return f"{'━' * full}{'╌' * (_BAR - full)} {words}"
+
+
+def _times(view: RunView) -> list[str]:
+    words = [f"{clock(view.elapsed_s)} since it was started"] if view.elapsed_s is not None else []
     words += [f"{clock(view.left_s)} left"] if view.left_s is not None else []
-    return f"{'━' * full}{'╌' * (_BAR - full)} {', '.join(words)}"
+    return [f"time       {', '.join(words)}"] if words else []
 
 
 def _score(label: str, score: dict[str, Any]) -> str:
@@ -120,9 +125,7 @@ def _is_late(rank: dict[str, Any]) -> bool:
 
 
 def _size(count: Any) -> str:
-    if not isinstance(count, int):
-        return ""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    return size(count) if isinstance(count, int) else ""
 
 
 def _percent(value: Any) -> str:

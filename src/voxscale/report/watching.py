@@ -67,7 +67,7 @@ def _screen() -> Iterator[Show]:
 
         def show(view: View) -> None:
             first, *rest = render_view(view)
-            picture = Text(f"{first}\n", style="bold", no_wrap=True, overflow="ellipsis")
+            picture = Text(f"{first}\n", style="bold", overflow="fold")  # a long path must not hide the state
             live.update(picture.append("\n".join(rest), style="not bold"), refresh=True)
 
         yield show
