@@ -9,16 +9,43 @@ import typer
 from voxscale.cli.options import Debug, DebugComm, Devices, Json, Nodes, RunPath, SiteName
 from voxscale.command import answer
 
+_DAY_S = 86400.0
+
 
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
+    prune: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            help="Delete those that came to nothing, or were moved aside by --fresh, so many days ago.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List runs: state, progress, best metric, age."""
+    """List runs: state, progress, best metric, age.
+
+    --prune deletes what failed, stopped, was interrupted or never began, and was not touched for so many days; never
+    what is done, runs or waits.
+    """
+    from voxscale.launch.pruning import may_go, prune_runs, render_pruned
     from voxscale.report.listing import list_runs, render_runs
 
     rows = list_runs(folder)
+    if prune is not None:
+        old = [row for row in rows if row.age_s >= prune * _DAY_S]
+        chosen = [
+            (Path(row.run), row.state)
+            for row in old
+            if may_go(Path(row.run), row.state, is_search=row.kind == "search")
+        ]
+        pruned = prune_runs(chosen, os.environ)
+        content = {"deleted": [each.as_json() for each in pruned]}
+        answer(as_json, content, render_pruned(pruned, len(rows) - len(pruned)))
+        return
     answer(
         as_json,
         {"runs": [row.as_json() for row in rows]},
@@ -32,7 +59,9 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the present state as one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Watch a run while it trains, wherever that is: progress, time left, speed, losses, and what each rank uses.
+    """Watch a run while it trains, wherever that is.
+
+    Shows progress, time left, speed, losses, and what each rank uses.
 
     Reads the run folder alone. Ends with the run: 0 when it is done, 1 when it failed, 75 when it stopped early.
     Ctrl-C leaves the run alone. Without a terminal it prints a line for each change.
@@ -50,7 +79,7 @@ def watch(
 
 
 def cancel(run: RunPath, as_json: Json = False, debug: Debug = False) -> None:
-    """Stop a run: its jobs in the queue or on nodes, or its processes on this machine. The state is saved."""
+    """Stop a run, in the queue, on nodes or on this machine. The state is saved."""
     from voxscale.launch.cancel import cancel_run
 
     done = cancel_run(run, os.environ)
@@ -72,7 +101,7 @@ def detect(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a profile from what SLURM says of this cluster: partition, GPUs, CPUs, memory, time limit."""
+    """Write a profile from what SLURM says of this cluster. Partition, GPUs, CPUs, memory, time limit."""
     from voxscale.config.load import plain
     from voxscale.config.site import sites_folder
     from voxscale.errors import ConfigError
@@ -104,7 +133,7 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Submit a job of a minute that looks at hosts, devices, clocks and connections, and say what is wrong."""
+    """Submit a job of a minute, and say what is wrong. It looks at hosts, devices, clocks and connections."""
     from voxscale.launch.check import check_site, render_check
     from voxscale.launch.given import only_of_site, placed
 
