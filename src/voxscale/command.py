@@ -54,7 +54,8 @@ def run_verb(app: Callable[..., Any]) -> None:
             typer.echo(error.format_message(), err=True)  # type: ignore[attr-defined]
             sys.exit(2)
         if hasattr(error, "format_message"):  # a usage error
-            failure = ConfigError(error.format_message(), fix="see `voxscale --help` or `voxscale VERB --help`")
+            said = error.format_message().replace("Value error, ", "")  # a word of the library that checked it
+            failure = ConfigError(said, fix="see `voxscale --help` or `voxscale VERB --help`")
         else:
             failure = VoxscaleError(f"unexpected {type(error).__name__}: {error}", fix="add --debug for the traceback")
             failure.__cause__ = error

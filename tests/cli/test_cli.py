@@ -35,6 +35,8 @@ def test_help(cli_here: Cli, verb: str) -> None:
 def test_every_verb_is_in_the_help(cli_here: Cli) -> None:
     commands = cli_here("--help").out.partition("Commands:\n")[2]
     assert tuple(re.findall(r"^  (\w+)", commands, flags=re.MULTILINE)) == VERBS
+    for words in ((), ("site",), ("image",)):
+        assert "..." not in cli_here(*words, "--help").out.partition("Commands:\n")[2], "each in a whole sentence"
 
 
 def test_the_list_of_verbs_says_what_each_says_of_itself(run_python: Callable[..., Finished]) -> None:

@@ -156,7 +156,9 @@ def test_a_plain_script_is_one_process_as_by_hand(cli: Cli, tmp_path: Path, scri
     done = cli("launch", "--plain", file, cwd=tmp_path, env=strange)
     assert done.code == 0, done.err
     assert [line.strip("x") for line in done.out.splitlines()[1:3]] == ["", "the end"]
-    assert done.out.count("x") == 1_000_000 + done.out.splitlines()[-1].count("x")
+    *_, ended, page = done.out.splitlines()
+    assert done.out.count("x") == 1_000_000 + (ended + page).count("x")
+    assert "exit code" in Path(page.removeprefix("report ")).read_text()
     assert told(done.out)[0] | {"arguments": []} == {
         "arguments": [],
         **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")),
@@ -180,6 +182,7 @@ def test_a_failing_rank_is_named_and_gives_the_exit_code(
     assert "Traceback" not in done.err
     metrics = json.loads((tmp_path / "runs" / "end" / "metrics.json").read_text())
     assert (metrics["state"], metrics["exit_code"]) == ("failed", code)
+    assert f'"label":"exit code","value":"{code}"' in (tmp_path / "runs" / "end" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

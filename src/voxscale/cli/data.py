@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from voxscale.cli.options import ConfigPath, Debug, Detach, Json, Overrides, SiteName, Where
+from voxscale.cli.options import ConfigPath, Debug, Detach, Json, OfConfig, Overrides, SiteName, Where
 from voxscale.command import answer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def init(
         Path | None,
         typer.Argument(metavar="DATA", help="A data folder, archive, table or list file.", show_default=False),
     ] = None,
-    overrides: Overrides = None,
+    overrides: OfConfig = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the config.")] = Path("config.yaml"),
     from_distmis: Annotated[
         Path | None,
@@ -33,10 +33,10 @@ def init(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a config for data: its format, patches that its volumes fill, its own split.
+    """Write a config for data. It has the format, patches that the volumes fill, and the data's own split.
 
-    DATA is a Decathlon task (also as .tar), nnU-Net raw data, a MONAI list file, a CSV or TSV table, DistMIS record
-    files, or a folder of image and label pairs.
+    DATA is a Decathlon task (also as .tar), nnU-Net data, a MONAI list, a CSV or TSV table, TFRecord shards of DistMIS,
+    CIFAR-10 in binary form, or a folder of image and label pairs or with a folder per class.
     """
     from voxscale.config.load import render_config
     from voxscale.errors import ConfigError
@@ -83,8 +83,8 @@ def _init_from_distmis(given: Path, data: Path | None, overrides: list[str], out
     answer(as_json, {**content, "not_carried_over": carried.left}, f"wrote {out}; run it with: {command}")
 
 
-def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Check every case: all faults at once, and what the dataset is like.
+def doctor(config: ConfigPath, overrides: OfConfig = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Check every case. Lists all faults at once, and what the dataset is like.
 
     Reads each volume to its end. Exit code 3 if training on the data would be unsafe.
     """
@@ -105,7 +105,7 @@ def doctor(config: ConfigPath, overrides: Overrides = None, as_json: Json = Fals
 
 def show(
     config: ConfigPath,
-    overrides: Overrides = None,
+    overrides: OfConfig = None,
     case: Annotated[str | None, typer.Option(metavar="ID", help="Which case; default: the first.")] = None,
     augmented: Annotated[bool, typer.Option("--augmented", help="Draw augmented patches of it.")] = False,
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, or a .gif that scrolls.")] = Path("case.png"),
@@ -152,7 +152,7 @@ def prepare(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Prepare the cases ahead of training; list and prune what was prepared.
+    """Prepare the cases ahead of training. Lists and prunes what was prepared.
 
     An interrupted build goes on where it was. `voxscale train` does this by itself.
     """

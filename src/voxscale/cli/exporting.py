@@ -19,7 +19,7 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trained run as a MONAI bundle, which MONAI loads and runs to the same label maps, without voxscale.
+    """Write a trained run as a MONAI bundle. MONAI loads and runs it to the same label maps, without voxscale.
 
     For segmentation with unet, segresnet, unetr, swin_unetr or dynunet.
     """

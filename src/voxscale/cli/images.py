@@ -49,7 +49,7 @@ def build(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make an image with this voxscale and everything it needs, pinned as installed here."""
+    """Make an image with this voxscale and everything it needs. Versions are those that are installed here."""
     from voxscale.launch.definition import Recipe, build_image, check_recipe, default_base, pinned, write_definition
 
     folder = wheels.resolve() if wheels is not None else None

@@ -73,7 +73,7 @@ def launch(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run your own script, unchanged, as ranks of torchrun: here or on a cluster.
+    """Run your own script, unchanged, here or on a cluster. Its ranks are those of torchrun.
 
     Our options may stand before SCRIPT or among its arguments; what we do not know is the script's, and so is
     everything after --. The exit code is the script's.
@@ -110,13 +110,15 @@ def _launch_by_job(
     """Whether the script was waited for: else its job is printed, or submitted and left alone."""
     from voxscale.launch.sbatch import render_sbatch
     from voxscale.launch.script_job import draft_script_job, launch_on_slurm
+    from voxscale.report.write import reporting
 
     draft = draft_script_job(script, root, os.environ, place, with_ray=with_ray)
     if dry_run:
         text = render_sbatch(draft.job, draft.site)
         answer(as_json, {"run": str(root), "jobs": [(draft.job.purpose, text)]}, text)
         return False
-    jobs = launch_on_slurm(draft, os.environ, place, as_json=as_json)
+    with reporting(root):
+        jobs = launch_on_slurm(draft, os.environ, place, as_json=as_json)
     if place.detach and jobs:
         tell_submitted(as_json, "run", root, jobs)
         return False
@@ -126,31 +128,37 @@ def _launch_by_job(
 def _launch_on_ray(script: "Script", root: Path, place: "RayPlacement", *, dry_run: bool, as_json: bool) -> bool:
     """Whether the script was run: else the lines that would are printed."""
     from voxscale.launch.ray_script import launch_on_ray, script_commands_on_ray
+    from voxscale.report.write import reporting
 
     if dry_run:
         tell_commands(as_json, root, script_commands_on_ray(script, root, os.environ, place))
     else:
-        launch_on_ray(script, root, os.environ, place, as_json=as_json)
+        with reporting(root):
+            launch_on_ray(script, root, os.environ, place, as_json=as_json)
     return not dry_run
 
 
 def _launch_here(script: "Script", root: Path, *, devices: str, debug_comm: bool, dry_run: bool, as_json: bool) -> bool:
     """Whether the script was run: else the line that would is printed."""
     from voxscale.launch.script import command_here, launch_here
+    from voxscale.report.write import reporting
 
     if dry_run:
         _, words, added = command_here(script, root, os.environ, devices=devices, debug_comm=debug_comm)
         text = " ".join([*(f"{name}={value}" for name, value in added.items()), shlex.join(words)])
         answer(as_json, {"run": str(root), "commands": [text]}, text)
     else:
-        launch_here(script, root, os.environ, devices=devices, debug_comm=debug_comm, as_json=as_json)
+        with reporting(root):
+            launch_here(script, root, os.environ, devices=devices, debug_comm=debug_comm, as_json=as_json)
     return not dry_run
 
 
 def _tell_script(root: Path, *, as_json: bool) -> None:
     """How a script went that has ended."""
     from voxscale.files import read_json
+    from voxscale.report.write import refresh_report, seen_in
 
-    metrics = read_json(root / "metrics.json")
+    metrics, page = read_json(root / "metrics.json"), refresh_report(root)
     ranks = f"{metrics['world_size']} rank{'s' if metrics['world_size'] > 1 else ''}"
-    answer(as_json, {"run": str(root), **metrics}, f"done in {metrics['wall_s']:.1f} s, {ranks}, run folder {root}")
+    told: dict[str, Any] = {"run": str(root), "report": str(page) if page else None, **metrics}
+    answer(as_json, told, f"done in {metrics['wall_s']:.1f} s, {ranks}, run folder {root}{seen_in(page)}")

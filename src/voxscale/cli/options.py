@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 import typer
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config (YAML or JSON), or data.")]
+OfConfig = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override fields, e.g. optimizer.lr=2e-4.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Override fields, e.g. optimizer.lr=2e-4, or site.time=2:00:00."),

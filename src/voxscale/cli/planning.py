@@ -46,7 +46,7 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a run will take before it is submitted: memory, disk, time, speed-up, and what to ask for.
+    """Say what a run will take before it is submitted. Memory, disk, time, speed-up, and what to ask for.
 
     Steps are measured on this machine for some seconds, once; more devices and nodes are reckoned from that. GPUs that
     are not here are looked up in a table of published figures.
@@ -100,7 +100,7 @@ def scale(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how training scales over nodes and devices, and what holds it back.
+    """Measure how training scales, and what holds it back.
 
     Each world takes real steps for some seconds: with the config's own batch, and with one that grows with the world.
     A user's own script runs to its end on each world; its wall times are compared.

@@ -22,9 +22,10 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write one page to look at: curves, cases slice by slice, timing, config. Several runs are compared.
+    """Write one page to look at. Curves, cases slice by slice, timing, config; several runs are compared.
 
-    The page is one file that loads nothing. Commands that train, search, evaluate or scale write it at their end.
+    The page is one file that loads nothing. Commands that train, search, evaluate, scale or launch write it at their
+    end.
     """
     from voxscale.report.write import write_report
 

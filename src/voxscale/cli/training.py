@@ -21,6 +21,7 @@ from voxscale.cli.options import (
     Json,
     Mirror,
     Nodes,
+    OfConfig,
     Overrides,
     RayAddress,
     Restarts,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    overrides: Overrides = None,
+    overrides: OfConfig = None,
     like: Annotated[
         Literal["brats", "btcv", "distmis", "mace"] | None,
         typer.Option(help="Make data in the format of this dataset, and train the recipe for it.", show_default=False),
@@ -336,7 +337,7 @@ def predict(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict images: label maps in each image's own shape, spacing and orientation; or outcomes of a table's cases.
+    """Predict images, or the outcomes of a table's cases. Label maps have each image's shape, spacing and orientation.
 
     Several runs, or a folder of folds, are averaged. Images are .nii or .nii.gz, with channels in a fourth dimension or
     as files CASE_0000, CASE_0001 and so on. What is done already is not done again.

@@ -64,7 +64,12 @@ def refuse_what_no_bundle_holds(run: RunFolder, config: Config, *, mirror: bool 
     """All that MONAI has no part for, at once."""
     problems: list[tuple[str, str]] = []
     if config.predicts_outcomes:
-        problems.append((f"task {config.task}: expected segmentation", "use `voxscale predict` for outcomes"))
+        problems.append(
+            (
+                f"task {config.task}: expected segmentation: MONAI has no parts for tables and what they encode",
+                f"use `voxscale predict {run.root} TABLE.csv --out FILE.csv`",
+            )
+        )
     elif describe_network(config.model, 1, 1, (16, 16, 16)) is None:
         problems.append(
             (

@@ -55,7 +55,7 @@ def reporting(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         runs = (RunFolder(path) for path in (folder, *folder.glob("fold-*")))
-        if SearchFolder(folder).table.exists() or any(run.events.exists() for run in runs):
+        if SearchFolder(folder).table.exists() or any(run.events.exists() or run.command.exists() for run in runs):
             if isinstance(error, VoxscaleError):
                 error.afterwards = partial(refresh_report, folder)  # of a long run the page takes its time
             else:
