@@ -92,9 +92,9 @@ def test_of_a_preview_blocks_are_averaged_and_classes_sampled() -> None:
 
 @pytest.mark.ranks
 def test_previews_do_not_depend_on_ranks(run: Path, cli_here: Cli) -> None:
-    for devices in (1, 2):
-        assert cli_here("evaluate", run, "--devices", devices, "--name", f"on-{devices}").code == 0
-    one, two = (run / "evaluations" / f"on-{devices}" / "previews" for devices in (1, 2))
+    """Those that the training left, on one rank, are those of an evaluation on two."""
+    assert cli_here("evaluate", run, "--devices", 2, "--name", "on-2").code == 0
+    one, two = run / "previews", run / "evaluations" / "on-2" / "previews"
     names = sorted(path.name for path in one.iterdir())
     assert names == sorted(path.name for path in two.iterdir())
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
