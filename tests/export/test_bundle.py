@@ -199,6 +199,9 @@ def test_a_bundle_is_written_whole_once(bundle: tuple[Path, Path], cli_here: Cli
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     again = cli_here("export", run, "--to", "bundle", "--out", out, "--json")
     assert (again.code, again.json["was_there"]) == (0, True)
+    assert (
+        "--dataset_dir IMAGES --output_dir PREDICTIONS" in cli_here("export", run, "--to", "bundle", "--out", out).out
+    )
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")

@@ -29,4 +29,5 @@ def export(
     exported = export_bundle(given_runs(run), out, checkpoint=plain_name(checkpoint), mirror=mirror)
     words = "is there already" if exported.was_there else "written"
     use = f"cd {shlex.quote(str(out))} && python -m monai.bundle run --config_file configs/inference.json"
+    use += " --dataset_dir IMAGES --output_dir PREDICTIONS"
     answer(as_json, exported.as_json(), f"{out}: {words}, of {exported.origin['checkpoint']}; run it with: {use}")

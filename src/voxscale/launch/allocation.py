@@ -11,7 +11,6 @@ from types import FrameType
 
 from voxscale.config.site import Site
 from voxscale.errors import InfrastructureError
-from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.batch import write_jobs
 from voxscale.launch.meeting import expand_nodes
 from voxscale.launch.sbatch import Job
@@ -93,8 +92,3 @@ def run_in_allocation(
 def _next_attempt(run: RunFolder, job: int) -> int:
     numbers = [int(path.name.rpartition("-")[2]) for path in run.logs.glob(f"{job}-*") if path.name[-1].isdigit()]
     return max(numbers, default=-1) + 1
-
-
-def _stop_with_launcher() -> None:
-    """Where this process is killed, the job's shell gets the signal at which it has the ranks save."""
-    stop_with_parent(signal.SIGUSR1)

@@ -50,11 +50,6 @@ def render_trials(config: Config) -> tuple[list[dict[str, Any]], str]:
     return points, "\n".join([*lines, f"{search.num_points} configurations{each}"])
 
 
-def count_points(search: Search) -> int:
-    """How many configurations the search tries; each runs `search.seeds` times."""
-    return search.num_points
-
-
 def check_space(config: Config) -> None:
     """Refuse a search of which some trial could not start, with all findings at once.
 
