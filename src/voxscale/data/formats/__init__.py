@@ -162,7 +162,10 @@ def _is_name(case: str) -> bool:
 def _readable(source: Path) -> Iterator[None]:
     try:
         if not source.exists():
-            raise DataError(f"data.source {source}: no such file or folder", fix="check the path")
+            raise DataError(
+                f"data.source {source}: no such file or folder",
+                fix="put the data there, or say where it is: data.source=PATH",
+            )
         yield
     except OSError as problem:
         raise DataError(
