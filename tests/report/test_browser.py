@@ -109,7 +109,7 @@ def pages(cli_here: Cli, work: Path, dataset: Path, segmented: Path) -> dict[str
     folders = {
         "segmentation": [segmented],
         **{task: [train_outcome(cli_here, work, task)] for task in ("survival", "regression", "classification")},
-        "comparison": [segmented, other],
+        "comparison": [ended_after_a_step(segmented, work / "stopped-at-once"), segmented, other],
         "search": [search],
         "scale": [write_scale(work / "scale")],
         "folds": [write_folds(work / "folds", [segmented, segmented])],
@@ -345,6 +345,22 @@ def test_axes_have_units_and_curves_of_many_classes_differ(
     ]
     assert len(looks) == len(set(looks)) == 15
     many.check()
+
+
+def test_a_run_has_one_colour_and_its_state_one_line(pages: dict[str, Path], open_page: Open) -> None:
+    """Also where another run, before it, has nothing to draw."""
+    compared = open_page(pages["comparison"])
+    shown = []
+    for plot in (0, 1):
+        keys = compared.page.locator(".legend").nth(plot).get_by_role("button")
+        paint = "node => node.firstChild.style.background"
+        shown.append({key.text_content(): key.evaluate(paint) for key in keys.all()})
+    assert len(shown[0]) == 3
+    assert {name: shown[0][name] for name in shown[1]} == shown[1] and len(shown[1]) == 2
+    states = compared.page.locator("table").first.locator("td:nth-child(2)")
+    assert states.all_text_contents() == ["done", "done", "failed"]
+    assert max(each.evaluate("node => node.getClientRects().length && node.clientHeight") for each in states.all()) < 40
+    compared.check()
 
 
 def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> None:

@@ -27,7 +27,8 @@ def facts(rows: Iterable[tuple[str, str, str] | None]) -> Block:
 def plot(
     title: str, x: str, y: str, series: Sequence[Block], *, note: str = "", log_x: bool = False, **more: Any
 ) -> Block | None:
-    shown = [each for each in series if each["x"]]
+    # By its place among all, so that a run has one colour in every plot, also where another has nothing to draw.
+    shown = [{**each, "colour": place} for place, each in enumerate(series) if each["x"]]
     if not shown:
         return None
     axes = {"x": x, "y": y, "logX": log_x, "whole": x in _WHOLE}

@@ -54,12 +54,12 @@ function plotLegend(block, state, redraw) {
 }
 
 function seriesColour(block, index) {
-  return block.series[index].kind === "guide" ? "var(--c7)" : colour(index);
+  return block.series[index].kind === "guide" ? "var(--c7)" : colour(block.series[index].colour);
 }
 
 // Where colours come round again, lines are dashed.
 function isDashed(block, index) {
-  return index >= COLOURS && block.series[index].kind !== "guide";
+  return block.series[index].colour >= COLOURS && block.series[index].kind !== "guide";
 }
 
 function swatchOf(block, index) {

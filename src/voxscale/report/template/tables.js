@@ -1,6 +1,7 @@
 // Tables: sorted by a click on a column's name, searched, and where a case can be looked at, its row opens it.
 
 const SHOWN_ROWS = 100;
+const SHORT = 20; // signs of a cell that is not broken into lines
 
 function drawTable(block, page) {
   const state = {
@@ -85,7 +86,8 @@ function tableRow(block, row, isHidden, page, digits) {
     const column = block.columns[index];
     if (isHidden(column)) return null;
     const missing = cell === null || cell === undefined || cell === "";
-    return element("td", { class: [column.number ? "number" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
+    const short = !block.plain && String(cell).length <= SHORT;
+    return element("td", { class: [column.number ? "number" : short ? "short" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
   });
   const line = element("tr", {}, ...cells);
   const opens = block.opens ? block.opens[row] : null;
