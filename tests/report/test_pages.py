@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_a_single_class_is_not_drawn_twice(run: Path) -> None:
     plots = [line for line in text.split('"type":') if line.startswith('"plot","title":"Validation: dice"')]
     assert len(plots) == 1 and plots[0].count('"name":') == 1
     assert '"metric":"hd95","low":true,"unit":"mm"' in text
+
+
+def test_a_page_carries_no_files_from_elsewhere(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of somebody else")
+    index = json.loads((run / "previews" / "index.json").read_text())
+    for number, elsewhere in enumerate((str(tmp_path / "secret"), "../../secret")):
+        index["cases"][number] |= {"image": elsewhere, "codes": elsewhere}
+    index["cases"].append("no case")
+    (run / "previews" / "index.json").write_text(json.dumps(index))
+    text = write_report([run]).read_text()
+    assert base64.b64encode(b"of somebody else").decode() not in text
+    assert '"type":"viewer"' in text, "of the other cases"
 
 
 def test_the_same_folder_gives_the_same_page(run: Path) -> None:

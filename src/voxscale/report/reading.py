@@ -132,10 +132,12 @@ def read_previews(run: RunFolder, *, most_bytes: int = MOST_PREVIEW_BYTES) -> tu
     """The run's previews with their pictures as base64, as many as fit; and how many bytes are left."""
     index = read_object(run, "preview_index")
     cases = []
-    for each in index.get("cases", []):
+    for each in index.get("cases") or []:
         try:
-            parts = {name: (run.previews / each[name]).read_bytes() for name in ("image", "codes") if each.get(name)}
-        except (OSError, TypeError):
+            # By their names alone: the folder may be another's, and a page must not carry other files away.
+            names = {name: Path(each[name]).name for name in ("image", "codes") if each.get(name)}
+            parts = {name: (run.previews / file).read_bytes() for name, file in names.items()}
+        except (OSError, TypeError, AttributeError):
             continue
         size = sum(map(len, parts.values()))
         if size > most_bytes:
