@@ -20,6 +20,7 @@ from PIL import Image
 
 from conftest import Cli
 from lab.debian import require
+from report.looking import FAINT, share_of_label
 from report.pages import (
     HOSTILE,
     ended_after_a_step,
@@ -143,35 +144,6 @@ HEADINGS = {
     "hostile": ["Training loss"],
 }
 OF_RUNS = ["Where the time goes", "Peak memory", "Plan against measured", "Environment", "Cases"]
-
-
-# Texts with less contrast to what is behind them than WCAG's 4.5.
-FAINT = """() => {
-  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const parts = (colour) => {
-    pen.clearRect(0, 0, 1, 1);
-    pen.fillStyle = colour;
-    pen.fillRect(0, 0, 1, 1);
-    return [...pen.getImageData(0, 0, 1, 1).data];
-  };
-  const linear = (part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4);
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const found = parts(getComputedStyle(at).backgroundColor);
-      if (found[3] > 250) return found;
-    }
-  };
-  const isText = (node) => [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
-  return [...document.querySelectorAll("body *:not(script)")]
-    .filter((node) => isText(node) && node.getClientRects().length)
-    .filter((node) => {
-      const style = getComputedStyle(node);
-      const two = [parts(node instanceof SVGElement ? style.fill : style.color), behind(node)].map(light);
-      return Math.max(...two) / Math.min(...two) < 4.5;
-    })
-    .map((node) => node.textContent);
-}"""
 
 
 @pytest.mark.parametrize("kind", HEADINGS)
@@ -298,7 +270,7 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     )
     shown = canvas()
     tinted = np.all(np.abs(shown.astype(int) - FIRST_TINT) < 3, axis=2).mean()
-    assert tinted == pytest.approx(_share_of_label(segmented, index["cases"][0], first - 1, shown.shape), rel=0.08)
+    assert tinted == pytest.approx(share_of_label(segmented, index["cases"][0], first - 1, shown.shape), rel=0.08)
     page.keyboard.press("o")
     assert not np.array_equal(canvas(), shown)
     overlay = page.get_by_role("button", name="Overlay")
@@ -314,17 +286,6 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.viewer select').value === '1'")
     opened.check()
-
-
-def _share_of_label(run: Path, about: dict[str, object], slice_: int, shape: tuple[int, ...]) -> float:
-    """Of the panel, as the PNG has it."""
-    sheet = np.asarray(Image.open(run / "previews" / str(about["codes"])))
-    x, y, _ = about["shape"]
-    row, column = divmod(slice_, about["columns"])
-    label = sheet[row * y : (row + 1) * y, column * x : (column + 1) * x]
-    height, width, _ = shape
-    side = min(width / x, height / y)
-    return float((label > 0).sum()) * side * side / (height * width)
 
 
 def test_axes_have_units_and_curves_of_many_classes_differ(
