@@ -43,9 +43,9 @@ def test_the_list_of_verbs_says_what_each_says_of_itself(run_python: Callable[..
     """They are listed without being loaded."""
     lazily = "import sys, voxscale.cli as cli; cli.make_app('train'); assert 'voxscale.cli.planning' not in sys.modules"
     assert run_python("-c", lazily).code == 0
-    listed = {name: " ".join(about.split()) for name, (_, about) in cli.VERBS.items()}
+    listed = {name: about for name, (_, about) in cli.VERBS.items()}
     commands = typer.main.get_command(cli.make_app()).commands  # type: ignore[attr-defined]
-    assert listed == {name: " ".join(each.help.split("\n\n")[0].split()) for name, each in commands.items()}
+    assert listed == {name: re.split(r"(?<=[.])\s", each.help)[0].replace("\n", " ") for name, each in commands.items()}
 
 
 def test_help_comes_without_torch(run_python: Callable[..., Finished]) -> None:

@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from conftest import RECIPES, Cli
-from voxscale import cli as command_line
+from voxscale.cli.training import demo
 from voxscale.config.load import read_config
 from voxscale.data.formats import detect_format
 from voxscale.data.synthetic import LIKE
@@ -136,7 +136,7 @@ def test_demo_is_its_recipe_shrunk(like: str, tmp_path: Path) -> None:
 
 
 def test_the_command_line_offers_every_likeness() -> None:
-    hints = get_type_hints(command_line.demo)
+    hints = get_type_hints(demo)
     offered = {choice for part in get_args(hints["like"]) for choice in get_args(part)}
     assert offered == set(DEMOS) == set(LIKE)
 

@@ -11,44 +11,25 @@ import typer
 
 from voxscale.command import run_verb
 
-# Where each verb is, and what `voxscale --help` says of it: the first line of its own help.
+# Where each verb is, and what `voxscale --help` says of it: the first sentence of its own help.
 VERBS = {
     "demo": ("training", "Train on synthetic volumes: the first minute."),
-    "init": ("data", "Write a config for data: its format, patches that its volumes fill, its own split."),
-    "doctor": ("data", "Check every case: all faults at once, and what the dataset is like."),
+    "init": ("data", "Write a config for data."),
+    "doctor": ("data", "Check every case."),
     "show": ("data", "Draw a case as it will be trained on, labels in colour."),
-    "prepare": ("data", "Prepare the cases ahead of training; list and prune what was prepared."),
-    "plan": (
-        "planning",
-        "Say what a run will take before it is submitted: memory, disk, time, speed-up, and what to ask for.",
-    ),
+    "prepare": ("data", "Prepare the cases ahead of training."),
+    "plan": ("planning", "Say what a run will take before it is submitted."),
     "train": ("training", "Train, or continue an unfinished run."),
     "search": ("searching", "Search for the best config: many trials at once, on Ray."),
     "evaluate": ("training", "Evaluate a run on whole volumes."),
-    "predict": (
-        "training",
-        "Predict images: label maps in each image's own shape, spacing and orientation; or outcomes of a table's "
-        "cases.",
-    ),
-    "scale": ("planning", "Measure how training scales over nodes and devices, and what holds it back."),
-    "launch": ("launching", "Run your own script, unchanged, as ranks of torchrun: here or on a cluster."),
+    "predict": ("training", "Predict images, or the outcomes of a table's cases."),
+    "scale": ("planning", "Measure how training scales, and what holds it back."),
+    "launch": ("launching", "Run your own script, unchanged, here or on a cluster."),
     "runs": ("cluster", "List runs: state, progress, best metric, age."),
-    "watch": (
-        "cluster",
-        "Watch a run while it trains, wherever that is: progress, time left, speed, losses, and what each rank uses.",
-    ),
-    "report": (
-        "reporting",
-        "Write one page to look at: curves, cases slice by slice, timing, config. Several runs are compared.",
-    ),
-    "cancel": (
-        "cluster",
-        "Stop a run: its jobs in the queue or on nodes, or its processes on this machine. The state is saved.",
-    ),
-    "export": (
-        "exporting",
-        "Write a trained run as a MONAI bundle, which MONAI loads and runs to the same label maps, without voxscale.",
-    ),
+    "watch": ("cluster", "Watch a run while it trains, wherever that is."),
+    "report": ("reporting", "Write one page to look at."),
+    "cancel": ("cluster", "Stop a run, in the queue, on nodes or on this machine."),
+    "export": ("exporting", "Write a trained run as a MONAI bundle."),
     "site": ("cluster", "Write and check the profile of a cluster."),
     "image": ("images", "Container images for clusters."),
 }
