@@ -327,7 +327,7 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(
     assert not happened(folder, "lost")
     resumed = [e["step"] for e in read_events(trial(folder, 0) / "events.jsonl") if e["event"] == "resume"]
     assert resumed[0] == reached, "nothing that was trained before the signal is trained again"
-    until(lambda: not seat.processes(), 30, lambda: f"left behind: {seat.processes()}")
+    until(lambda: not seat.processes(), 30, lambda: f"left behind: {[*map(words_of, seat.processes())]}")
     assert len(list(seat.room.glob("vx-*"))) <= 1, "of the killed driver, unless the next came a minute later"
     monkeypatch.setattr(ray_access, "_NEW_S", 0.0)
     ray_access._sweep(seat.room)
