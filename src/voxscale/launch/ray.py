@@ -33,6 +33,7 @@ from voxscale.launch.ray_access import (
     variables,
 )
 from voxscale.launch.ray_cluster import LostHeadError, RayCluster, RayNode, Share
+from voxscale.launch.ray_keeper import kept
 from voxscale.launch.ray_process import FOREIGN
 from voxscale.plan.resources import Machine
 
@@ -107,6 +108,7 @@ def look_at_nodes() -> list[RayNode]:
 def _own_cluster(machine: Machine) -> Iterator[None]:
     with (
         private_folder() as folder,
+        kept(folder),
         variables(**dict.fromkeys(FOREIGN)),
         variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_in(folder))),
     ):
