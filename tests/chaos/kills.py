@@ -128,7 +128,7 @@ def _kill(
     report.count(f"while {moment}")
     report.count(f"of {whom}")
     if whom == "one rank":
-        place = "" if moment in (STARTING, PREPARING) else r"( while evaluating)? at step \d+"
+        place = "" if moment in (STARTING, PREPARING) else r"( while evaluating)? (at|after) step \d+"
         name = rf"rank {ranks[one]} was killed by signal 9{place}"
         while process.poll() is None and re.search(name, training.said(before)) is None:
             time.sleep(0.01)

@@ -105,6 +105,37 @@ def test_two_nodes_meet_and_a_failure_of_one_ends_the_other(tmp_path: Path) -> N
     assert "port" not in arrivals[1]
 
 
+LONG_STEP = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(6)
+"""
+
+
+def test_a_rank_that_is_killed_is_named_while_the_others_are_at_a_long_step(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LONG_STEP)
+    options = ["--devices", "2", "--reports", str(tmp_path / "reports"), str(script)]
+    with subprocess.Popen([sys.executable, NODE, *options], stderr=subprocess.PIPE, text=True) as node:
+        assert node.stderr is not None
+        assert node.stderr.readline() == "warning: rank 1 was killed by signal 9\n"
+        named = time.monotonic()
+        assert node.wait() == 1
+    assert time.monotonic() - named > 3
+    assert json.loads((tmp_path / "reports" / "node-0000.end.json").read_text())["ranks"] == [1]
+
+
+def test_ranks_that_end_by_themselves_are_not_called_killed(tmp_path: Path) -> None:
+    """The agent ends the others with signals."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)\n")
+    options = ["--devices", "2", "--reports", str(tmp_path / "reports"), str(script)]
+    ended = subprocess.run([sys.executable, NODE, *options], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_folders_of_other_users_agents_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody can make one, with a pipe or a link to anything in it."""

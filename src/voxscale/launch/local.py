@@ -15,7 +15,7 @@ from voxscale.errors import StoppedEarly
 from voxscale.files import remove, remove_temporaries
 from voxscale.launch.meeting import Place
 from voxscale.launch.outcome import judge, read_failure
-from voxscale.launch.ranks import start_ranks
+from voxscale.launch.ranks import start_ranks, sweep_agent_folders
 from voxscale.runs import RunFolder, error_files
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
@@ -23,9 +23,14 @@ _WORKER = "voxscale.train.worker"
 EVALUATION = "voxscale.train.evaluation"
 
 
+def sweep_leftovers() -> None:
+    """Remove what starts on this machine that were killed have left outside of their run folders."""
+    sweep_shared_memory()
+    sweep_agent_folders()
+
+
 def train_local(run: RunFolder, devices: int, environ: Mapping[str, str], *, profile: bool = False) -> None:
     """Train to the end. Raises what made the run fail or stop early."""
-    sweep_shared_memory()
     if devices == 1:
         from voxscale.parallel import World
         from voxscale.train.rank import do_work

@@ -33,6 +33,7 @@ from voxscale.train.ownership import is_live
 
 _MOST_CASES = 10  # that are named
 _UNABLE = f"ended with exit code {InfrastructureError.exit_code}"
+_ENDED_BY_AGENT = "killed by signal 15"  # once another has failed
 LOST = "lost"  # a file among the reports of a job that lost a rank
 
 
@@ -51,15 +52,20 @@ def judge(
     state = read_state(run)
     if state == "done":
         return
-    error = read_failure(reports, failures, otherwise=otherwise)
+    error = read_failure(reports, failures, otherwise=otherwise, events=run.events)
     if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
         with suppress(OSError):  # the disk may be full
             _record_failure(run, world_size)
     raise error
 
 
-def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None) -> VoxscaleError:
-    """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second."""
+def read_failure(
+    reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None, events: Path | None = None
+) -> VoxscaleError:
+    """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second.
+
+    Where none of them could tell of the step, that of a run's last event is told.
+    """
     records = [read_json(path) for path in error_files(reports)]
     for record in records:
         if kind := BY_CODE.get(record["code"]):
@@ -82,6 +88,9 @@ def read_failure(reports: Path, failures: Sequence[str], *, otherwise: VoxscaleE
         )
     told = [f"rank {record['rank']} ended" for record in records]  # because another was lost
     causes = [failure for failure in failures if not any(text in failure for text in told)] or failures
+    causes = [cause for cause in causes if not cause.endswith(_ENDED_BY_AGENT)] or causes
+    if causes and not where and events is not None and (step := _last_step(events)):
+        where = f" after step {step}"
     return otherwise or RankLostError(("; ".join(causes) or "the ranks ended before their work did") + where, fix=fix)
 
 
@@ -177,11 +186,15 @@ def _record_failure(run: RunFolder, world_size: int) -> None:
         "best": {key: bests[-1][key] for key in ("step", "metric", "value")} if bests else None,
         "summary": {},
         "world_size": world_size,
-        "steps": max((event["step"] for event in events), default=0),
+        "steps": _last_step(run.events),
         "wall_s": events[-1]["time_s"] if events else 0.0,
         "weights_sha256": None,
     }
     write_json(run.metrics, metrics)
+
+
+def _last_step(events: Path) -> int:
+    return max((event["step"] for event in read_events(events)), default=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -31,6 +31,8 @@ else:  # a copy, beside copies of these
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import meeting
 
+_AGENT = "vx-agent-"
+_ERRORS = "error-rank-[0-9]*.json"  # what ranks leave of themselves
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
 _PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
 _LOOK_S = 0.5  # between looks at what the ranks have reported
@@ -119,6 +121,7 @@ def start_ranks(
     with (
         _variables(loopback),
         _signals_passed_on(save_time_s) as received,
+        _death_told(place.index * devices, received, watched),
         _agent_folder() as logs,
         _watching(watched, logs),
     ):
@@ -184,12 +187,52 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
 
 
 @contextlib.contextmanager
-def _agent_folder() -> Iterator[Path]:
-    """For what torch's agent writes about its ranks; by itself it would leave a folder behind each time.
+def _death_told(first_rank: int, received: Sequence[signal.Signals], reports: Path | None) -> Iterator[None]:
+    """Say at once which rank was killed, if that is the first that happens to them.
 
-    It is locked while it is used, and those of killed agents go.
+    The others, whom the agent tells, may be at a long step, or wait on their devices for the dead one: they get a while
+    to report where they were.
     """
-    for left in Path(tempfile.gettempdir()).glob("vx-agent-*"):
+    others = set(_children())
+    patience = threading.Timer(2 * _GRACE_S, signal_children, [signal.SIGKILL])
+    patience.daemon = True
+    is_first = True
+
+    def tell(number: int, frame: Any) -> None:
+        nonlocal is_first
+        ranks = [child for child in _children() if child not in others]
+        ended = {rank: end for rank, child in enumerate(ranks, start=first_rank) if (end := _end_of(child))}
+        killed = [rank for rank, end in ended.items() if end.si_code != os.CLD_EXITED]
+        if is_first and killed and not received and not (reports and list(reports.glob(_ERRORS))):
+            print(f"warning: {RankFailure(killed[0], -ended[killed[0]].si_status)}", file=sys.stderr, flush=True)
+            patience.start()
+        is_first = is_first and not ended
+
+    before = signal.signal(signal.SIGCHLD, tell)
+    signal.siginterrupt(signal.SIGCHLD, False)  # C libraries that wait need not know
+    try:
+        yield
+    finally:
+        patience.cancel()
+        signal.signal(signal.SIGCHLD, before)
+
+
+@contextlib.contextmanager
+def _agent_folder() -> Iterator[Path]:
+    """For what torch's agent writes of its ranks, locked while it is used; by itself it would leave one each time."""
+    sweep_agent_folders()
+    folder = Path(tempfile.mkdtemp(prefix=_AGENT))
+    try:
+        with (folder / "held").open("w") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_agent_folders() -> None:
+    """Remove those of killed agents."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_AGENT}*"):
         with contextlib.suppress(OSError):
             if left.lstat().st_uid != os.getuid():
                 continue  # another user's, who may have put anything there
@@ -198,13 +241,6 @@ def _agent_folder() -> Iterator[Path]:
             with (left / "held").open("a") as held:
                 fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="vx-agent-"))
-    try:
-        with (folder / "held").open("w") as held:
-            fcntl.lockf(held, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -240,9 +276,7 @@ def _watching(reports: Path | None, logs: Path) -> Iterator[None]:
 
 def _is_one_silent(reports: Path) -> bool:
     """Whether ranks have reported that another did not answer in time."""
-    return any(
-        json.loads(path.read_text()).get("code") == "timed_out" for path in reports.glob("error-rank-[0-9]*.json")
-    )
+    return any(json.loads(path.read_text()).get("code") == "timed_out" for path in reports.glob(_ERRORS))
 
 
 def _outlast(patience_s: float, done: threading.Event) -> bool:
@@ -262,15 +296,25 @@ def signal_children(number: int) -> None:
 
 def living_children() -> list[int]:
     """Those that live: ended ones stay listed until somebody asks how they ended."""
+    return [child for child in _children() if _lives(child)]
+
+
+def _children() -> list[int]:
+    """In the order in which they were started."""
     own = os.getpid()
-    return [child for child in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()) if _lives(child)]
+    return [int(child) for child in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
 
 
 def _lives(child: int) -> bool:
     try:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return _end_of(child) is None
     except ChildProcessError:
         return False
+
+
+def _end_of(child: int) -> os.waitid_result | None:
+    """How a child ended, left for others to ask; nothing if it lives."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def adopt_orphans() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from voxscale.config.schema import Config
 from voxscale.launch.batch import refuse_if_queued
 from voxscale.launch.folder import OpenedRun, draft_run, open_run
-from voxscale.launch.local import render_commands, train_local
+from voxscale.launch.local import render_commands, sweep_leftovers, train_local
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import train_with_restarts
 from voxscale.launch.planning import write_expected
@@ -29,6 +29,7 @@ def train_here(
     """Make the run folder, or open the one that is there, and train it to its end; with `profile` traced."""
     machine = look_at_machine()
     refuse_if_queued(RunFolder(root), environ)
+    sweep_leftovers()
     opened = open_run(draft_run(config, root, machine, devices=devices, fresh=fresh), machine, environ)
     if opened.is_done:
         _note(config, f"{root}: done already; --fresh trains it anew")
