@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from report.pages import ended_after_a_step, train_segmentation, write_folds
 from voxscale.infer.previews import TOTAL_BYTES, make_preview
 from voxscale.report.outcome_plots import roc_curve, survival_curve
 from voxscale.report.page import as_script_data
-from voxscale.report.reading import ReadRun
+from voxscale.report.reading import ReadRun, read_previews
 from voxscale.report.write import refresh_report, write_report
 from voxscale.runs import RunFolder
 
@@ -79,6 +80,21 @@ def test_the_page_of_twenty_cases_stays_small(run: Path) -> None:
     (run / "previews" / "index.json").write_text(json.dumps(index))
     size = write_report([run]).stat().st_size
     assert 20 * preview.nbytes * 4 / 3 < size < PAGE_LIMIT
+
+
+def test_a_link_among_the_previews_is_not_followed(run: Path, tmp_path: Path) -> None:
+    """Whoever made the folder must not get at the files of who looks at it."""
+    (tmp_path / "secret").write_bytes(b"not for others")
+    index = json.loads((run / "previews" / "index.json").read_text())
+    (run / "previews" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(run / "previews" / "pipe")
+    for name in ("link", "pipe"):
+        other = {**index, "cases": [{**index["cases"][0], "image": name, "codes": None}, index["cases"][0]]}
+        (run / "previews" / "index.json").write_text(json.dumps(other))
+        shown, _ = read_previews(RunFolder(run))
+        assert shown is not None
+        images = [base64.b64decode(each["image"]) for each in shown["cases"]]
+        assert b"not for others" not in images
 
 
 def test_of_a_preview_blocks_are_averaged_and_classes_sampled() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import yaml
 
 from conftest import Cli, Finished, tiny_config
 from voxscale.checkpoint import digest_of, load_checkpoint
+from voxscale.errors import StoppedEarly
 from voxscale.train import probe
 from voxscale.train.events import read_events
 
@@ -113,6 +117,26 @@ def test_what_ends_its_process_is_not_chosen(
     of_another = {"VOXSCALE_PARENT": "1"}
     orphan = run_python("-m", "voxscale.train.probe", run, "--micro-batch", 1, env=of_another)
     assert orphan.code == -signal.SIGKILL, "it does not outlive the rank that it was started for"
+
+
+def test_a_signal_ends_the_trying_and_nothing_is_settled(
+    train: Callable[..., Path], cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = train("run", steps=1).with_name("asked")
+    assert cli_here("train", tmp_path / "run.yaml", "--no-start", "--devices", 1, "--run", asked).code == 0
+    before = (asked / "config.yaml").read_text()
+    assert "precision: auto" in before
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(probe, "_WORTH_MEASURING_S", 0.0)
+    job = probe.open_job(probe.RunFolder(asked), probe.World(), {})
+    stop = probe.StopRequest(None)
+    began = time.monotonic()
+    with stop.on_signals(), pytest.raises(StoppedEarly, match="nothing was trained yet"):
+        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        probe.settle(job, {"PYTHONPATH": str(tmp_path)}, stop)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert time.monotonic() - began < 20
+    assert (asked / "config.yaml").read_text() == before
 
 
 def _broken(folder: Path) -> Path:

@@ -35,6 +35,7 @@ _AGENT = "vx-agent-"
 _ERRORS = "error-rank-[0-9]*.json"  # what ranks leave of themselves
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
 _PASS_ON_S = 0.3  # SLURM signals ranks itself; one that ends at once must not be hit again while it does
+_TELL_S = 0.1  # until the death of a rank is told
 _LOOK_S = 0.5  # between looks at what the ranks have reported
 _NEW_S = 5.0  # for an agent to lock the folder it has made
 _FLUSH_S = 5.0  # for the agent to end when no rank is left
@@ -194,27 +195,40 @@ def _death_told(first_rank: int, received: Sequence[signal.Signals], reports: Pa
     to report where they were.
     """
     others = set(_children())
-    patience = threading.Timer(2 * _GRACE_S, signal_children, [signal.SIGKILL])
-    patience.daemon = True
-    is_first = True
+    ranks: dict[int, int] = {}  # of their processes
+    first: list[RankFailure] = []
+    to_tell: list[RankFailure] = []
+    done = threading.Event()
 
-    def tell(number: int, frame: Any) -> None:
-        nonlocal is_first
-        ranks = [child for child in _children() if child not in others]
-        ended = {rank: end for rank, child in enumerate(ranks, start=first_rank) if (end := _end_of(child))}
-        killed = [rank for rank, end in ended.items() if end.si_code != os.CLD_EXITED]
-        if is_first and killed and not received and not (reports and list(reports.glob(_ERRORS))):
-            print(f"warning: {RankFailure(killed[0], -ended[killed[0]].si_status)}", file=sys.stderr, flush=True)
-            patience.start()
-        is_first = is_first and not ended
+    def look(number: int, frame: Any) -> None:
+        """Before the agent, which forgets at once; it may be interrupted by itself, so that telling is left to another."""
+        for child in _children():
+            if child not in others and _leads_a_session(child):
+                ranks.setdefault(child, first_rank + len(ranks))
+        failed = [RankFailure(rank, code) for child, rank in list(ranks.items()) if (code := _exit_code_of(child))]
+        if failed and not first:
+            first.append(next((each for each in failed if each.exit_code < 0), failed[0]))
+            if first[0].exit_code < 0 and not received and not (reports and list(reports.glob(_ERRORS))):
+                to_tell.append(first[0])
 
-    before = signal.signal(signal.SIGCHLD, tell)
+    def tell() -> None:
+        while not to_tell and not done.wait(_TELL_S):
+            pass
+        if to_tell:
+            print(f"warning: {to_tell[0]}", file=sys.stderr, flush=True)
+            if not done.wait(2 * _GRACE_S):
+                signal_children(signal.SIGKILL)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    before = signal.signal(signal.SIGCHLD, look)
     signal.siginterrupt(signal.SIGCHLD, False)  # C libraries that wait need not know
     try:
         yield
     finally:
-        patience.cancel()
         signal.signal(signal.SIGCHLD, before)
+        done.set()
+        telling.join()
 
 
 @contextlib.contextmanager
@@ -296,7 +310,7 @@ def signal_children(number: int) -> None:
 
 def living_children() -> list[int]:
     """Those that live: ended ones stay listed until somebody asks how they ended."""
-    return [child for child in _children() if _lives(child)]
+    return [child for child in _children() if _exit_code_of(child) is None]
 
 
 def _children() -> list[int]:
@@ -305,16 +319,20 @@ def _children() -> list[int]:
     return [int(child) for child in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
 
 
-def _lives(child: int) -> bool:
+def _leads_a_session(child: int) -> bool:
+    """As the agent's ranks do, and what copies their output does not."""
     try:
-        return _end_of(child) is None
-    except ChildProcessError:
+        return os.getsid(child) == child
+    except ProcessLookupError:
         return False
 
 
-def _end_of(child: int) -> os.waitid_result | None:
-    """How a child ended, left for others to ask; nothing if it lives."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+def _exit_code_of(child: int) -> int | None:
+    """Below zero for a signal; left for others to ask. None if it lives, or others have asked."""
+    with contextlib.suppress(ChildProcessError):
+        if end := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+    return None
 
 
 def adopt_orphans() -> None:

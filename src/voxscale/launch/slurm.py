@@ -12,6 +12,7 @@ from pathlib import Path
 from voxscale.errors import InfrastructureError, printable
 
 _TIMEOUT_S = 60.0
+_NOT_THERE = ("configuration source", "contact slurm controller")  # in what its programs say
 _OVER = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "PREEMPTED"}
 )
@@ -55,6 +56,11 @@ def ask(*words: str, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) 
         ) from None
     if done.returncode != 0:
         complaint = printable(" ".join((done.stderr or done.stdout).split()))
+        if any(said in complaint for said in _NOT_THERE):
+            raise InfrastructureError(
+                f"no SLURM cluster answers: {words[0]}: {complaint}",
+                fix="log in to the cluster, see with `sinfo` whether it is up, or work here with --on local",
+            )
         raise InfrastructureError(f"{words[0]}: {complaint}", fix="change what is asked for, or the site's profile")
     return done.stdout
 

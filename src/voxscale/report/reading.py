@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,6 +129,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _read_own(path: Path) -> bytes:
+    """A file's content, not that of another which it links to."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        return file.read()
+
+
 def read_previews(run: RunFolder, *, most_bytes: int = MOST_PREVIEW_BYTES) -> tuple[dict[str, Any] | None, int]:
     """The run's previews with their pictures as base64, as many as fit; and how many bytes are left."""
     index = read_object(run, "preview_index")
@@ -136,7 +143,7 @@ def read_previews(run: RunFolder, *, most_bytes: int = MOST_PREVIEW_BYTES) -> tu
         try:
             # By their names alone: the folder may be another's, and a page must not carry other files away.
             names = {name: Path(each[name]).name for name in ("image", "codes") if each.get(name)}
-            parts = {name: (run.previews / file).read_bytes() for name, file in names.items()}
+            parts = {name: _read_own(run.previews / file) for name, file in names.items()}
         except (OSError, TypeError, AttributeError):
             continue
         size = sum(map(len, parts.values()))

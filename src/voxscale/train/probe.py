@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,46 +28,64 @@ import torch
 from voxscale.config.load import render_config
 from voxscale.config.schema import Config
 from voxscale.data.loader import Batch
+from voxscale.errors import LostContactError, StoppedEarly
 from voxscale.files import write_text
-from voxscale.parallel import World, gather_records, leave
+from voxscale.parallel import Pace, World, any_rank, gather_records, leave
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task
 from voxscale.train.compute import Compute, buffers_untouched
 from voxscale.train.job import Job, open_job
 from voxscale.train.memory import is_out_of_memory, out_of_memory
 from voxscale.train.rank import PARENT, stop_with_parent
+from voxscale.train.stop import StopRequest
 
 _WORTH_MEASURING_S = 600.0  # of training; below, measuring would cost more than it gains
 _WORTH_COMPILING_S = 1800.0  # compiling takes a minute or more, at each start
 _LEAST_GAIN = 0.05  # of a step; less is noise
 _STEPS = 3
 _LONGEST_S = 600.0
+_LOOK_S = 0.1
 
 
-def settle(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
-    """The job with nothing left `auto`, its config written, and what was chosen in words. All ranks call it."""
-    settled, chosen = choose(job, environ)
+def settle(job: Job, environ: Mapping[str, str], stop: StopRequest) -> tuple[Job, str]:
+    """The job with nothing left `auto`, its config written, and what was chosen in words. All ranks call it.
+
+    Raises StoppedEarly on all ranks where one is to stop; then nothing is settled.
+    """
+    settled, chosen = choose(job, environ, stop)
+    if settled is not job and any_rank(stop.signalled, job.world):
+        raise StoppedEarly(
+            "stopped while ways of computing were tried; nothing was trained yet", fix="start the same command again"
+        )
     if settled is not job and job.world.is_main:
         write_text(job.run.config, render_config(settled.config))
     return settled, chosen
 
 
-def choose(job: Job, environ: Mapping[str, str]) -> tuple[Job, str]:
-    """The job with nothing left `auto`, and what was chosen in words. All ranks call it."""
+def choose(job: Job, environ: Mapping[str, str], stop: StopRequest | None = None) -> tuple[Job, str]:
+    """The job with nothing left `auto`, and what was chosen in words. All ranks call it; a signal cuts it short."""
     train = job.config.train
     if "auto" not in (train.precision, train.compile, train.channels_last):
         return job, ""
     step_s: dict[str, float] = {}
     chosen = Compute.of(train, job.device)
-    if job.world.is_main:
-        chosen, step_s = choose_compute(job, environ)
-    (settled, *_) = gather_records([_fields(chosen)] if job.world.is_main else [], job.world, job.device)
+    pace = Pace(job.world, job.device)
+    try:
+        if job.world.is_main:
+            chosen, step_s = choose_compute(job, environ, stop, pace)
+        pace.finish()
+    except LostContactError as lost:
+        raise lost.at("while ways of computing were tried", [[] for _ in range(job.world.size)]) from lost
+    own = [_fields(chosen)] if job.world.is_main else []
+    (settled, *_) = gather_records(own, job.world, job.device, together=True)
     job = job.settled(settled)
     compared = ", ".join(f"{name} {seconds:.3g}" for name, seconds in step_s.items())
     return job, f"computing in {describe_compute(chosen)} (seconds a step: {compared})" if compared else ""
 
 
-def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[str, float]]:
+def choose_compute(
+    job: Job, environ: Mapping[str, str], stop: StopRequest | None, pace: Pace
+) -> tuple[Compute, dict[str, float]]:
     """The fastest way, and the seconds that a step took in each that was tried; what the config states is kept."""
     train, num_steps = job.config.train, job.plan.num_steps
     chosen = Compute.of(train, job.device)
@@ -81,13 +99,14 @@ def choose_compute(job: Job, environ: Mapping[str, str]) -> tuple[Compute, dict[
     job.model.zero_grad()
     if once * num_steps < _WORTH_MEASURING_S:
         return chosen, {}
-    best = _measure_apart(job, chosen, environ)
+    best = _measure_apart(job, chosen, environ, stop)
     tried = {describe_compute(chosen): best}
     for change in _changes(job.config, job.device):
         if "compile" in change and best * num_steps < _WORTH_COMPILING_S:
             continue
+        pace.advance()
         way = replace(chosen, **change)
-        took = tried[describe_compute(way)] = _measure_apart(job, way, environ)
+        took = tried[describe_compute(way)] = _measure_apart(job, way, environ, stop)
         if took < best * (1 - _LEAST_GAIN):
             chosen, best = way, took
     return chosen, {name: seconds for name, seconds in tried.items() if math.isfinite(seconds)}
@@ -115,17 +134,25 @@ def _half_precision(device: torch.device) -> str | None:
     return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else None
 
 
-def _measure_apart(job: Job, way: Compute, environ: Mapping[str, str]) -> float:
+def _measure_apart(job: Job, way: Compute, environ: Mapping[str, str], stop: StopRequest | None = None) -> float:
     """Seconds of a step in a process of its own; for ever, if it does not come back with a figure."""
     command = [sys.executable, "-m", "voxscale.train.probe", str(job.run.root)]
     command += ["--micro-batch", str(job.plan.micro_batch), "--precision", way.precision]
     command += [option for option, used in (("--channels-last", way.channels_last), ("--compile", way.compile)) if used]
     of_one_rank = {name: value for name, value in environ.items() if name not in ("RANK", "WORLD_SIZE")}
     of_one_rank[PARENT] = str(os.getpid())
+    until = time.monotonic() + min(_LONGEST_S, job.config.train.timeout_s / 2)  # other ranks wait for this one
+    with subprocess.Popen(
+        command, env=of_one_rank, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as apart:
+        while apart.poll() is None and time.monotonic() < until and not (stop and stop.signalled):
+            with suppress(subprocess.TimeoutExpired):
+                apart.wait(_LOOK_S)
+        apart.kill()
+        words = apart.stdout.read().split() if apart.stdout else []
     try:
-        done = subprocess.run(command, env=of_one_rank, capture_output=True, text=True, timeout=_LONGEST_S, check=True)
-        return float(done.stdout.split()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError):
+        return float(words[-1]) if apart.returncode == 0 else math.inf
+    except (ValueError, IndexError):
         return math.inf
 
 

@@ -54,7 +54,7 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str], *, profi
         joined(world, backend=job.backend, device=job.device, timeout_s=job.config.train.timeout_s),
         stop.on_signals(),
     ):
-        job, chosen = settle(job, environ)
+        job, chosen = settle(job, environ, stop)
         warnings: list[str] = []
         checkpoint = load_agreed(run, world, job.device, warnings.append)
         began_before = run.events.exists()
