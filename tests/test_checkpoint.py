@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -31,6 +32,14 @@ def make_checkpoint(step: int) -> Checkpoint:
     return Checkpoint(model, optimizer, {"step": step, "best": None, "wall_s": 1.25})
 
 
+def _change_state(folder: Path, state: bytes) -> None:
+    """Under a manifest that fits."""
+    (folder / "state.json").write_bytes(state)
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    sums = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in sorted(contents.items())}
+    (folder / "manifest.json").write_bytes(_manifest(sums))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
@@ -43,6 +52,12 @@ def test_what_is_saved_is_loaded(run: RunFolder) -> None:
     assert digest_of(loaded.optimizer) == digest_of(saved.optimizer)
     assert loaded.state == saved.state
     assert run.last.resolve() == run.best.resolve() == run.checkpoint(7)
+
+
+def test_those_who_may_see_the_folder_may_read_all_of_it(run: RunFolder) -> None:
+    folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert set(modes.values()) == {folder.stat().st_mode & 0o666}, modes
 
 
 def test_keeps_the_newest_and_the_best(run: RunFolder) -> None:
@@ -144,10 +159,7 @@ def test_what_may_be_whole_is_not_passed_over(run: RunFolder) -> None:
     """Of another version, or on a file system that does not answer."""
     for step in (1, 2):
         newest = save_checkpoint(run, make_checkpoint(step), keep=2, is_best=False)
-    contents = {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
-    contents["state.json"] = contents["state.json"].replace(b'"schema":1', b'"schema":2')
-    (newest / "state.json").write_bytes(contents["state.json"])
-    (newest / "manifest.json").write_bytes(_manifest(contents))
+    _change_state(newest, (newest / "state.json").read_bytes().replace(b'"schema":1', b'"schema":2'))
     with pytest.raises(DataError, match="another version of voxscale: found schema 2, expected 1"):
         load_last(run, pytest.fail)
     (newest / "state.json").unlink()
@@ -160,9 +172,7 @@ def test_what_may_be_whole_is_not_passed_over(run: RunFolder) -> None:
 def test_a_state_that_is_none_is_damage(run: RunFolder, state: bytes) -> None:
     """Even under a manifest that fits: the last is of another step, a folder under a wrong name."""
     folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
-    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-    (folder / "state.json").write_bytes(state)
-    (folder / "manifest.json").write_bytes(_manifest({**contents, "state.json": state}))
+    _change_state(folder, state)
     with pytest.raises(BadCheckpointError, match=r"last: (state.json does not hold|holds step-00000007)"):
         load_checkpoint(run.last)
 

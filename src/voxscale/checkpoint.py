@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +22,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 
 from voxscale.errors import DataError, InfrastructureError
-from voxscale.files import point, publish, remove, remove_temporaries
+from voxscale.files import point, publish, remove, remove_temporaries, sha256_of
 from voxscale.runs import RunFolder
 
 SCHEMA_VERSION = 1
@@ -64,15 +66,10 @@ class Checkpoint:
 def save_checkpoint(run: RunFolder, checkpoint: Checkpoint, *, keep: int, is_best: bool) -> Path:
     """Publish a checkpoint, move `last` (and `best`) to it, and drop what is no longer kept. Rank 0 only."""
     folder = run.checkpoint(checkpoint.step)
-    contents = {
-        _MODEL: save(_contiguous(checkpoint.model)),
-        _OPTIMIZER: save(_contiguous(checkpoint.optimizer)),
-        _STATE: _canonical({"schema": SCHEMA_VERSION, **checkpoint.state}),
-    }
     remove_temporaries(run.checkpoints)
     if not _is_valid(folder):
         remove(folder)
-        _write(folder, contents)
+        _write(folder, checkpoint)
     point(run.last, folder.name)
     if is_best:
         point(run.best, folder.name)
@@ -138,15 +135,18 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    needed = sum(len(content) for content in contents.values())
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    parts = {_MODEL: _contiguous(checkpoint.model), _OPTIMIZER: _contiguous(checkpoint.optimizer)}
     try:
         with publish(folder) as temporary:
             temporary.mkdir()
-            for name, content in contents.items():
-                (temporary / name).write_bytes(content)
-            (temporary / _MANIFEST).write_bytes(_manifest(contents))
+            for name, tensors in parts.items():
+                _write_tensors(temporary / name, tensors)
+            (temporary / _STATE).write_bytes(_canonical({"schema": SCHEMA_VERSION, **checkpoint.state}))
+            sums = {path.name: (path.stat().st_size, sha256_of(path)) for path in sorted(temporary.iterdir())}
+            (temporary / _MANIFEST).write_bytes(_manifest(sums))
     except OSError as error:
+        needed = sum(tensor.nbytes for tensors in parts.values() for tensor in tensors.values())
         free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
         raise InfrastructureError(
             f"checkpoint {folder.name} could not be written: {error.strerror}; it needs {needed:,} bytes, "
@@ -155,11 +155,20 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
         ) from error
 
 
-def _manifest(contents: Mapping[str, bytes]) -> bytes:
-    files = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in contents.items()
-    }
+def _write_tensors(path: Path, tensors: Tensors) -> None:
+    """Straight from where they are: bytes of a model and its optimizer would double what a save needs of memory."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # for all who may see the folder
+
+
+def _manifest(sums: Mapping[str, tuple[int, str]]) -> bytes:
+    """Of files with their sizes and hashes."""
+    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sums.items()}
     return _canonical({"files": files, "sha256": hashlib.sha256(_canonical(files)).hexdigest()})
 
 
@@ -175,10 +184,9 @@ def _verified(folder: Path) -> dict[str, bytes]:
             f"{folder}: could not be read: {error.strerror}: {error.filename}",
             fix="make it readable and start the same command again; moved away, the one before it is used",
         ) from error
-    if manifest_bytes != _manifest(contents):
-        raise BadCheckpointError(
-            f"{folder}: does not match its manifest: {_first_difference(manifest_bytes, contents)}"
-        )
+    sums = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
+    if manifest_bytes != _manifest(sums):
+        raise BadCheckpointError(f"{folder}: does not match its manifest: {_first_difference(manifest_bytes, sums)}")
     return contents
 
 
@@ -199,10 +207,10 @@ def _state(folder: Path, content: bytes) -> dict[str, Any]:
     return state
 
 
-def _first_difference(manifest_bytes: bytes, contents: Mapping[str, bytes]) -> str:
+def _first_difference(manifest_bytes: bytes, sums: Mapping[str, tuple[int, str]]) -> str:
     try:
         files = json.loads(manifest_bytes)["files"]
-        expected = json.loads(_manifest(contents))["files"]
+        expected = json.loads(_manifest(sums))["files"]
         return next((name for name in expected if files.get(name) != expected[name]), _MANIFEST) + " is damaged"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{_MANIFEST} is damaged"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -516,6 +517,17 @@ def test_no_slurm_on_this_machine(
     done = cli("train", write_config(), "--on", "slurm", "--run", tmp_path / "run", env=no_slurm)
     assert done.code == 4
     assert "no SLURM on this machine" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_cluster_answers(cli: Cli, write_config: Callable[..., Path], tmp_path: Path) -> None:
+    """SLURM's programs are here, but nobody told them of a cluster."""
+    if "SLURM_CONF" in os.environ or Path("/etc/slurm/slurm.conf").exists():
+        pytest.skip("this machine belongs to a cluster")
+    done = cli("train", write_config(), "--on", "slurm", "--run", tmp_path / "run")
+    assert done.code == 4
+    assert "no SLURM cluster answers" in done.err
+    assert "or work here with --on local" in done.err
     assert not (tmp_path / "run").exists()
 
 

@@ -201,7 +201,7 @@ def _death_told(first_rank: int, received: Sequence[signal.Signals], reports: Pa
     done = threading.Event()
 
     def look(number: int, frame: Any) -> None:
-        """Before the agent, which forgets at once; it may be interrupted by itself, so that telling is left to another."""
+        """Before the agent, which forgets at once. It may interrupt itself: telling is left to another thread."""
         for child in _children():
             if child not in others and _leads_a_session(child):
                 ranks.setdefault(child, first_rank + len(ranks))

@@ -12,7 +12,7 @@ from pathlib import Path
 from voxscale.errors import InfrastructureError, printable
 
 _TIMEOUT_S = 60.0
-_NOT_THERE = ("configuration source", "contact slurm controller")  # in what its programs say
+_NOT_THERE = ("configuration source", "configuration file", "contact slurm controller")  # in what its programs say
 _OVER = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "PREEMPTED"}
 )
