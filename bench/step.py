@@ -27,11 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-CASES, BATCH, WARM = (
-    8,
-    4,
-    3,
-)  # two patches for each of two ranks: of one alone torch computes some layers in a slower way
+CASES, BATCH, WARM = 8, 4, 3  # two patches for each of two ranks: torch computes one alone in a slower way
 RANKS = (1, 2)
 GOALS = {"ratio.1": 1.03, "ratio.2": 1.03, "speedup.kept": 0.97}
 
