@@ -47,19 +47,19 @@ def sweep_shared_memory(root: Path = SHARED_MEMORY) -> None:
 
 
 def _own_folders(root: Path) -> list[Path]:
-    return [folder for folder in root.glob(f"{_prefix()}*") if _is_own(folder)]
+    return [folder for folder in root.glob(f"{_prefix()}*") if not _is_strange(folder)]
 
 
-def _is_own(path: Path) -> bool:
-    """Whether it is this user's, and no link: anybody can put anything there, under any name."""
-    with suppress(FileNotFoundError):
+def _is_strange(path: Path) -> bool:
+    """Whether it is another user's, or a link: anybody can put anything there, under any name."""
+    with suppress(FileNotFoundError):  # what another process removes meanwhile was this user's
         status = path.lstat()
-        return status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode)
+        return status.st_uid != os.getuid() or stat.S_ISLNK(status.st_mode)
     return False
 
 
 def _refuse_strange(path: Path) -> None:
-    if not _is_own(path):
+    if _is_strange(path):
         raise InfrastructureError(
             f"{path}: found another user's, or a link; expected this user's own",
             fix="have it removed, or use data.cache.where: store",
@@ -89,8 +89,7 @@ def _alone(root: Path) -> Iterator[None]:
     """
     path = root / f".voxscale-{os.getuid()}.lock"
     while True:
-        if path.is_symlink() or path.exists():
-            _refuse_strange(path)
+        _refuse_strange(path)
         with locked(path) as file:
             if not is_at(path, file):
                 continue
