@@ -117,10 +117,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Path:
     return path
 
 
-def test_interrupted_to_the_end(cli_here: Cli, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels_last", [False, True], ids=["plain", "channels last"])
+def test_interrupted_to_the_end(cli_here: Cli, tiny: Path, tmp_path: Path, channels_last: bool) -> None:
     """One rank, stopped twice: the whole of what a run leaves is the same."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    alone = ["--devices", 1]
+    alone = [f"train.channels_last={channels_last}", "--devices", 1]
     assert cli_here("train", tiny, *alone, "--run", whole).code == 0
     codes = [cli_here("train", tiny, "train.stop_after={steps: 4}", *alone, "--run", parts).code for _ in range(2)]
     assert codes == [75, 75]

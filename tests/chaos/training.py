@@ -25,7 +25,7 @@ FIELDS: dict[str, Any] = {
     "train__epochs": 6,
     "train__precision": "fp32",  # nothing to be measured first: most of a start would be that
     "train__compile": False,
-    "train__channels_last": False,
+    "train__channels_last": True,  # what a checkpoint holds lies otherwise in memory then
     "train__batch": 2,
     "checkpoint": {"every_steps": 2, "keep": 2},
     "log": "quiet",

@@ -164,19 +164,21 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=["plain", "channels last"])
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(map(str, options.values())))
-def test_a_restored_optimizer_goes_on_to_the_last_bit(options: dict[str, Any]) -> None:
+def test_a_restored_optimizer_goes_on_to_the_last_bit(options: dict[str, Any], layout: torch.memory_format) -> None:
     config = make(optimizer={"lr": 0.01, **options})
 
     def start() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3), torch.nn.GroupNorm(1, 2), torch.nn.Conv3d(2, 1, 1))
+        model = torch.nn.Sequential(torch.nn.Conv3d(2, 2, 3), torch.nn.GroupNorm(1, 2), torch.nn.Conv3d(2, 1, 1))
+        model = model.to(memory_format=layout)  # type: ignore[call-overload]
         return model, build_optimizer(config, model.parameters())
 
     def go(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             optimizer.zero_grad()
-            image = torch.randn(1, 1, 4, 4, 4, generator=torch.Generator().manual_seed(step))
+            image = torch.randn(1, 2, 4, 4, 4, generator=torch.Generator().manual_seed(step))
             model(image).square().mean().backward()
             optimizer.step()
 
@@ -184,7 +186,7 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(options: dict[str, Any]) -
     go(straight, optimizer, range(6))
     paused, before = start()
     go(paused, before, range(3))
-    saved = load(save(optimizer_tensors(before)))
+    saved = load(save({name: tensor.contiguous() for name, tensor in optimizer_tensors(before).items()}))
     resumed, after = start()
     resumed.load_state_dict(paused.state_dict())
     restore_optimizer(after, saved)

@@ -116,3 +116,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for parameter, entry in optimizer.state.items():
+        entry.update({name: _laid_out_as(parameter, value) for name, value in entry.items()})
+
+
+def _laid_out_as(parameter: torch.Tensor, value: Any) -> Any:
+    """A tensor of the state in the memory layout of its parameter (channels last, say): fused kernels walk memory."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
