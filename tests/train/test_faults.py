@@ -232,6 +232,27 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_where_it_may(
 
 
 @pytest.mark.ranks
+def test_a_lone_rank_that_is_killed_starts_again_where_it_may(
+    session_environ: dict[str, str], write_config: WriteConfig, cli_here: Cli, tmp_path: Path
+) -> None:
+    """To the end that a run comes to in the launcher's own process."""
+    config = write_config(train__epochs=20, validate__every=20, checkpoint={"every_steps": 2, "keep": 2})
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    with start(session_environ, "train", config, "--run", run, "--devices", 1, "--restarts", 1) as job:
+        wait_for_step(run, 8)
+        os.kill(_worker(run, 0), signal.SIGKILL)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert re.search(r"warning: rank 0 was killed by signal 9 after step \d+; starting again from the last", err), err
+    assert "Traceback" not in err
+    assert not _workers(run)
+    assert [event["event"] for event in read_events(run / "events.jsonl")].count("resume") == 1
+    assert cli_here("train", config, "--run", undisturbed, "--devices", 1).code == 0
+    digests = {json.loads((each / "metrics.json").read_text())["weights_sha256"] for each in (run, undisturbed)}
+    assert len(digests) == 1
+
+
+@pytest.mark.ranks
 def test_a_rank_that_hangs_as_it_starts_is_named(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
 ) -> None:
@@ -250,11 +271,12 @@ def test_a_rank_that_hangs_as_it_starts_is_named(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("words", [("--devices", 2), ("--devices", 1, "--restarts", 1)])
 def test_a_killed_launcher_leaves_no_orphans(
-    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, words: tuple[object, ...]
 ) -> None:
     run = tmp_path / "run"
-    with start(session_environ, "train", write_config(train__epochs=500), "--run", run, "--devices", 2) as job:
+    with start(session_environ, "train", write_config(train__epochs=500), "--run", run, *words) as job:
         wait_for_step(run, 2)
         job.kill()
         job.wait(10)

@@ -1,4 +1,4 @@
-"""Train or evaluate on this machine: one rank in this process, or several under torch's elastic agent."""
+"""Train or evaluate on this machine: one rank in this process, or ranks under torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ def sweep_leftovers() -> None:
     sweep_agent_folders()
 
 
-def train_local(run: RunFolder, devices: int, environ: Mapping[str, str], *, profile: bool = False) -> None:
-    """Train to the end. Raises what made the run fail or stop early."""
-    if devices == 1:
+def train_local(
+    run: RunFolder, devices: int, environ: Mapping[str, str], *, profile: bool = False, outlive: bool = False
+) -> None:
+    """Train to the end. Raises what made the run fail or stop early.
+
+    To `outlive` a rank that is killed, this process leaves the work to another even where there is only one.
+    """
+    if devices == 1 and not outlive:
         from voxscale.parallel import World
         from voxscale.train.rank import do_work
         from voxscale.train.worker import train_run

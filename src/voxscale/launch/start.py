@@ -41,7 +41,8 @@ def train_here(
         f"{plan.num_val} cases validate",
     )
     write_expected(opened, machine, environ)
-    train_with_restarts(lambda: train_local(opened.run, opened.devices, environ, profile=profile), restarts)
+    how = {"profile": profile, "outlive": restarts > 0}
+    train_with_restarts(lambda: train_local(opened.run, opened.devices, environ, **how), restarts)
     return opened
 
 
