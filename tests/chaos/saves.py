@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
+import voxscale.checkpoint
 from chaos.report import Report
-from voxscale.checkpoint import BadCheckpointError, Checkpoint, load_checkpoint, load_last, save_checkpoint
+from voxscale.checkpoint import (
+    BadCheckpointError,
+    Checkpoint,
+    Tensors,
+    load_checkpoint,
+    load_last,
+    save_checkpoint,
+)
 from voxscale.runs import RunFolder
 
-_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.listdir", "os.scandir")
+_OPERATIONS = (
+    *("open", "os.mkdir", "os.chmod", "os.rename", "os.remove", "os.rmdir", "os.symlink"),
+    *("os.listdir", "os.scandir"),
+)
 _STEPS = (2, 4, 6)
 
 
@@ -52,6 +64,8 @@ def _check_after_kill(run: RunFolder, report: Report, at: int) -> None:
     found = load_last(run, lambda text: report.wrong.append(f"operation {at}: {text}"))
     report.expect(found is not None and found.step in _STEPS[1:], f"operation {at}: {found and found.step} is left")
     report.count(f"left step {found.step}" if found else "left nothing")
+    for name in _cut_off(run):
+        report.count(f"left a part of {name}")
     best = load_checkpoint(run.best)
     report.expect(best.step == _STEPS[0], f"operation {at}: the best is step {best.step}")
     save_checkpoint(run, make_checkpoint(_STEPS[-1]), keep=2, is_best=False)
@@ -59,6 +73,13 @@ def _check_after_kill(run: RunFolder, report: Report, at: int) -> None:
     names = sorted(path.name for path in run.checkpoints.iterdir())
     expected = ["best", "last", *(run.checkpoint(step).name for step in _STEPS)]
     report.expect(names == expected, f"operation {at}: found {names}")
+
+
+def _cut_off(run: RunFolder) -> list[str]:
+    """The files that the killed save had begun to write: they are as long as those of the step before."""
+    whole = {path.name: path.stat().st_size for path in run.checkpoint(_STEPS[1]).iterdir()}
+    begun = run.checkpoints.glob(".*.tmp/*")
+    return [path.name for path in begun if 0 < path.stat().st_size < whole[path.name]]
 
 
 def _saved_until(run: RunFolder, at: int) -> bool:
@@ -74,7 +95,10 @@ def _saved_until(run: RunFolder, at: int) -> bool:
 
 
 def _die_at(at: int, folder: Path) -> None:
-    """Kill this process just before its `at`-th operation on files: those that Python tells of, writes, and syncs."""
+    """Kill this process just before its `at`-th operation on files: those that Python tells of, writes, and syncs.
+
+    Tensors are written by a library of which Python does not hear: here the same bytes are written in its place.
+    """
     left = at
 
     def count() -> None:
@@ -101,9 +125,13 @@ def _die_at(at: int, folder: Path) -> None:
                 stream.write(part)
         return len(content)
 
+    def write_tensors(tensors: Tensors, path: Path) -> None:
+        write_in_parts(path, save(tensors))
+
     sys.addaudithook(hear)
     os.fsync = counted(os.fsync)
     Path.write_bytes = write_in_parts  # type: ignore[assignment, method-assign]
+    voxscale.checkpoint.save_file = write_tensors
 
 
 def damage_checkpoints(root: Path, *, mutations: int, seed: int) -> Report:
