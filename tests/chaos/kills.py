@@ -2,7 +2,8 @@
 
 A training is killed and started again until it is done, then the next begins, until there were enough kills. Each kill
 comes as soon as the run is seen to prepare its data, save, validate or train, or while it starts; it hits everything,
-one rank, or the launcher. What it came upon is what the run's files show at that moment.
+one rank, or the launcher. What it came upon is what the run's files show at that moment. At least one comes after a
+checkpoint was committed, so that what follows goes on from it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from voxscale.checkpoint import load_last
 _START_S = 5.0  # about as long as a start takes
 _LONGEST_S = 60.0  # after which a kill comes at the latest
 _NAMED_S = 2.0  # until the launcher has named a rank that died
+_AFTER_COMMIT = "after a commit"
 
 
 def kill_at_random(
@@ -64,6 +66,7 @@ def kill_at_random(
                 report.compare(training.outcome(), expected, training.root.name)
             shutil.rmtree(training.root)
             number += 1
+        report.expect(_AFTER_COMMIT in report.seen, "no kill came after a commit")
     return report
 
 
@@ -75,7 +78,9 @@ def _disturb(training: Training, report: Report, chance: random.Random, kills: i
         before = len(training.said().encode())
         known = len(training.heard())
         with training.start(mark) as process:
-            if not enough:
+            if report.tried == kills - 1 and _AFTER_COMMIT not in report.seen:
+                _await_commit(training, process)
+            elif not enough:
                 _await_moment(training, process, chance, known)
             if not enough and process.poll() is None:
                 _kill(training, process, mark, report, chance, known, before)
@@ -88,6 +93,11 @@ def _disturb(training: Training, report: Report, chance: random.Random, kills: i
         if code == 0 or enough:
             report.expect(code == 0, f"{training.root.name} ended with {code}: {training.said(before)[-500:]}")
             return code == 0
+
+
+def _await_commit(training: Training, process: Started) -> None:
+    while process.poll() is None and not training.run.last.exists():
+        time.sleep(0.005)
 
 
 def _await_moment(training: Training, process: Started, chance: random.Random, known: int) -> None:
@@ -113,7 +123,7 @@ def _kill(
     known: int,
     before: int,
 ) -> None:
-    moment = training.does(known)
+    moment, is_committed = training.does(known), training.run.last.exists()
     everyone = [pid for pid in marked(mark) if pid != process.pid]
     ranks = {pid: rank for pid in everyone if (rank := rank_of(pid)) is not None}
     whom = chance.choice(["everything", "one rank", "the launcher"]) if ranks else "everything"
@@ -127,6 +137,8 @@ def _kill(
     report.begin()
     report.count(f"while {moment}")
     report.count(f"of {whom}")
+    if is_committed:
+        report.count(_AFTER_COMMIT)
     if whom == "one rank":
         place = "" if moment in (STARTING, PREPARING) else r"( while evaluating)? (at|after) step \d+"
         name = rf"rank {ranks[one]} was killed by signal 9{place}"

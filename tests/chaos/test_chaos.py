@@ -20,6 +20,7 @@ def test_kills_lose_nothing(run_python: Callable[..., Finished]) -> None:
     for report in done.json:
         assert report["tried"] == 3
         assert report["seen"]["runs ended alike"] >= 1
+        assert report["seen"]["after a commit"] >= 1, "else no run had anything to go on from"
     assert len(done.json) == 2
 
 
