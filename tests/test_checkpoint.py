@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from syncs import DiskLog
 from voxscale.checkpoint import (
     BadCheckpointError,
     Checkpoint,
@@ -52,6 +53,13 @@ def test_what_is_saved_is_loaded(run: RunFolder) -> None:
     assert digest_of(loaded.optimizer) == digest_of(saved.optimizer)
     assert loaded.state == saved.state
     assert run.last.resolve() == run.best.resolve() == run.checkpoint(7)
+
+
+def test_it_is_on_disk_before_anything_names_it(run: RunFolder, disk_log: DiskLog) -> None:
+    folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=True)
+    assert len(list(folder.iterdir())) == 4
+    for path in (folder, run.last, run.best):
+        disk_log.expect_published(path)
 
 
 def test_those_who_may_see_the_folder_may_read_all_of_it(run: RunFolder) -> None:

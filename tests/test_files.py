@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from syncs import DiskLog
 from voxscale.files import locked, point, publish, read_csv, remove_temporaries, write_bytes, write_csv, write_text
 
 
@@ -36,6 +37,22 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
         (temporary / "x").write_text("1")
         assert not (tmp_path / "f").exists()
     assert (tmp_path / "f" / "x").read_text() == "1"
+
+
+def test_content_is_on_disk_before_its_name_is_and_that_before_anything_else(tmp_path: Path, disk_log: DiskLog) -> None:
+    file, folder, link = tmp_path / "file", tmp_path / "folder", tmp_path / "link"
+    write_text(file, "new")
+    with publish(folder) as temporary:
+        (temporary / "inner").mkdir(parents=True)
+        (temporary / "inner" / "x").write_text("1")
+    point(link, folder.name)
+    for path in (file, folder, link):
+        disk_log.expect_published(path)
+
+
+def test_what_need_not_last_is_not_waited_for(tmp_path: Path, disk_log: DiskLog) -> None:
+    write_text(tmp_path / "file", "soon replaced", durable=False)
+    assert [kind for kind, *_ in disk_log.entries] == ["rename"]
 
 
 def test_killed_writer_leaves_only_a_temporary_that_the_owner_removes(tmp_path: Path) -> None:
