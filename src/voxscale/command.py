@@ -18,7 +18,11 @@ _CHECK_PLACE = "check that the place exists and may be read and written"
 
 
 def answer(as_json: bool, content: dict[str, Any], text: str) -> None:
-    """What a verb has to say, on standard output: for machines or for people."""
+    """What a verb has to say at its end, on standard output: for machines or for people.
+
+    From then on no signal turns what is done into something that was stopped.
+    """
+    _ignore_signals()
     typer.echo(json.dumps(content) if as_json else text)
 
 
@@ -34,6 +38,7 @@ def run_verb(app: Callable[..., Any]) -> None:
         signal.signal(number, _raise_signalled)
     try:
         code = app(prog_name="voxscale", standalone_mode=False)
+        _ignore_signals()
         sys.exit(code if isinstance(code, int) else 0)
     except VoxscaleError as error:
         failure = error
@@ -79,6 +84,12 @@ def run_verb(app: Callable[..., Any]) -> None:
         sys.stderr.flush()
         os._exit(failure.exit_code)
     sys.exit(failure.exit_code)
+
+
+def _ignore_signals() -> None:
+    """To the end of the process: an interpreter that leaves gives its own handlers up before it is gone."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Signalled(BaseException):

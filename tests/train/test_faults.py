@@ -62,6 +62,25 @@ def test_a_signal_saves_and_exits_75(
     assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_end_is_too_late_to_stop_anything(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "voxscale", "train", write_config(), "--run", tmp_path / "run", "--devices", "1"]
+    with subprocess.Popen(
+        command, env=session_environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline().startswith("done: ")
+        while job.poll() is None:
+            job.send_signal(number)
+            time.sleep(0.001)
+        _, err = job.communicate()
+    assert job.returncode == 0, err
+    assert "error" not in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.ranks
 def test_a_terminal_that_is_closed_is_a_signal_to_save(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
