@@ -1,4 +1,4 @@
-"""Ranks that work at their own pace: who is slow is waited for, who hangs is not."""
+"""Ranks that work at their own pace: who is slow is waited for, who hangs is not. Ranks that share their gradients."""
 
 from __future__ import annotations
 
@@ -35,6 +35,30 @@ with joined(world, backend="gloo", device=device, timeout_s=3):
         print(error.message, flush=True)
 leave(0)
 """
+
+LAID_OUT = """
+import os
+import torch
+from voxscale.parallel import World, distribute, joined, leave
+
+world, device = World.from_env(os.environ), torch.device("cpu")
+with joined(world, backend="gloo", device=device, timeout_s=30):
+    model = torch.nn.Sequential(torch.nn.Conv3d(2, 4, 3), torch.nn.Conv3d(4, 4, 1))
+    model.to(memory_format=torch.channels_last_3d)
+    model = distribute(model, world, device)
+    volume = torch.ones(1, 2, 6, 6, 6).contiguous(memory_format=torch.channels_last_3d)
+    for _ in range(2):
+        model(volume).sum().backward()
+leave(0)
+"""
+
+
+@pytest.mark.ranks
+def test_a_layout_that_the_ranks_chose_is_no_news(run_python: Callable[..., Finished], tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(LAID_OUT)
+    done = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "rank.py")
+    assert done.code == 0, done.err
+    assert "strides" not in done.err
 
 
 @pytest.mark.ranks

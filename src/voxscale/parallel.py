@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def distribute(model: torch.nn.Module, world: World, device: torch.device, *, al
     if device.type == "cuda":
         device_ids = [device.index]
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # statistics over the whole micro-step
+    # Of kernels of a single voxel, channels last and first are the same bytes under other strides: nothing to be told.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
     return DistributedDataParallel(
         model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=not all_used
     )
