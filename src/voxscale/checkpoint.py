@@ -64,7 +64,12 @@ class Checkpoint:
 
 
 def save_checkpoint(run: RunFolder, checkpoint: Checkpoint, *, keep: int, is_best: bool) -> Path:
-    """Publish a checkpoint, move `last` (and `best`) to it, and drop what is no longer kept. Rank 0 only."""
+    """Publish a checkpoint, move `last` (and `best`) to it, and drop what is no longer kept. Rank 0 only.
+
+    A whole one of the same step stays as it is: a run that stopped before it validated saves the step again once it
+    has. A folder cannot be replaced in one move, and the older state loses nothing: who goes on from it validates the
+    same weights again.
+    """
     folder = run.checkpoint(checkpoint.step)
     remove_temporaries(run.checkpoints)
     if not _is_valid(folder):

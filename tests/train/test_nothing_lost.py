@@ -108,10 +108,30 @@ def test_a_stop_before_a_validation_loses_nothing(train: Callable[..., Finished]
     kinds = [event["event"] for event in read_events(tmp_path / "parts" / "events.jsonl")]
     assert "validate" not in kinds, "the state is saved first"
     assert train("parts").code == 0
-    whole, parts = (read_json(tmp_path / name / "metrics.json") for name in ("whole", "parts"))
+    _expect_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_validation_that_the_saved_state_does_not_know_of_is_made_again(
+    train: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Of a step that was saved before it was validated, and that the run comes back to."""
+    assert train("whole").code == 0
+    steps = read_json(tmp_path / "whole" / "plan.json")["steps_per_epoch"]
+    assert train("parts", train__stop_after={"steps": steps}).code == 75
+    assert train("parts", train__stop_after={"steps": 1}).code == 75
+    run = RunFolder(tmp_path / "parts")
+    assert run.best.resolve() == run.checkpoint(steps)
+    assert load_checkpoint(run.best).state["validated"] < steps
+    (run.last / "model.safetensors").write_bytes(b"")
+    assert train("parts").code == 0
+    _expect_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def _expect_same_end(one: Path, other: Path) -> None:
+    metrics = [read_json(run / "metrics.json") for run in (one, other)]
     for field in ("best", "summary", "weights_sha256"):
-        assert whole[field] == parts[field]
-    assert (tmp_path / "whole" / "cases.csv").read_text() == (tmp_path / "parts" / "cases.csv").read_text()
+        assert metrics[0][field] == metrics[1][field]
+    assert (one / "cases.csv").read_text() == (other / "cases.csv").read_text()
 
 
 def test_the_best_is_found_again_after_a_kill_before_it_was_named(
