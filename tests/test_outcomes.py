@@ -289,6 +289,33 @@ def test_without_validation_cases_the_last_model_predicts(
     assert "its last, is taken" in evaluated.err
 
 
+@pytest.mark.ranks
+def test_a_fold_without_an_event_to_validate_by_goes_on_with_its_last_model(
+    cli_here: Cli, cohort: Path, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its metric is undefined throughout; the folds are brought together, evaluated and predict all the same."""
+
+    def part(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            row.update(Fold_1="train", Fold_2="train")
+        rows[0].update(Fold_1="test", Fold_2="test")
+        rows[1].update(Fold_1="val", event="0")
+        for row in rows[2:6]:
+            row.update(Fold_2="val", event="1")
+
+    table, root = edited(cohort, tmp_path / "own", part), tmp_path / "folds"
+    split = "data.split={column: [Fold_1, Fold_2]}"
+    words = [write("survival"), f"data.source={table}", split, "train.epochs=1", "--devices", 1]
+    done = cli_here("train", *words, "--folds", "all", "--run", root, "--json")
+    assert done.code == 0, done.err
+    assert [fold["best"] is None for fold in done.json["folds"]] == [True, False]
+    assert "fold-1: its metric was undefined whenever it validated, so none is best: step-00000003" in done.err
+    predicted = cli_here("predict", root / "fold-1", table, "--out", tmp_path / "p.csv")
+    assert predicted.code == 0, predicted.err
+    assert len(list(csv.DictReader((tmp_path / "p.csv").open()))) == 26
+    assert cli_here("evaluate", root / "fold-1").code == 0
+
+
 def test_another_checkpoint_learns_its_own_baseline(cli_here: Cli, trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run", symlinks=True)
     (run / "learnt.json").unlink()

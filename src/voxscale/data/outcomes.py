@@ -72,7 +72,8 @@ def _validation_findings(outcomes: Outcomes) -> list[Finding]:
         return [warning("no-validation", found, "at least one", "name some in the split, or set data.split.val")]
     fix = "choose another data.split.seed or fold, or keep data.split.stratify on"
     if columns.task == "survival" and not held[:, 1].any():
-        return [warning("no-event", f"no event in {len(held)} validation cases", "at least one", fix)]
+        found = f"no event in {len(held)} validation cases: the last model is taken for the best"
+        return [warning("no-event", found, "at least one", fix)]
     if len(columns.classes) == 1 and len(set(held[:, 0])) < 2:
         found = f"{len(held)} validation cases of one class, for which most metrics are undefined"
         return [warning("one-class", found, "two classes or more", fix)]

@@ -18,6 +18,7 @@ from voxscale.config.schema import Config
 from voxscale.data.cases import VAL
 from voxscale.data.split import recorded_cases
 from voxscale.errors import ConfigError, VoxscaleError
+from voxscale.files import read_json
 from voxscale.infer.ensemble import Ensemble, Member
 from voxscale.infer.windows import Windows
 from voxscale.models import build_model
@@ -109,14 +110,14 @@ def windows_of(config: Config, plan: Plan, *, overlap: float | None = None, mirr
 def find_trained(run: RunFolder, checkpoint: str) -> tuple[Config, Plan, Path]:
     """(Config, plan, folder of the checkpoint) of a run. Raises ConfigError where one is not as the run left it.
 
-    Where no case validates, the last checkpoint is the best.
+    Where validation could tell none from another, the last checkpoint is the best.
     """
     config = read_config(run.config)
     folder = run.checkpoints / checkpoint
-    if checkpoint == run.best.name and not folder.exists() and run.last.exists() and not recorded_cases(run.split, VAL):
+    if checkpoint == run.best.name and not folder.exists() and run.last.exists() and (why := _why_none_is_best(run)):
         folder = run.last
         last = folder.resolve().name
-        print(f"run {run.root}: has no validation cases, so none is best: {last}, its last, is taken", file=sys.stderr)
+        print(f"run {run.root}: {why}, so none is best: {last}, its last, is taken", file=sys.stderr)
     if not folder.exists():
         there = sorted(path.name for path in run.checkpoints.glob("*")) or ["none"]
         raise ConfigError(
@@ -128,6 +129,16 @@ def find_trained(run: RunFolder, checkpoint: str) -> tuple[Config, Plan, Path]:
     if plan.config_sha256 != identity(config):
         raise ConfigError(f"{run.config}: changed since the run was made", fix="undo the change")
     return config, plan, folder
+
+
+def _why_none_is_best(run: RunFolder) -> str:
+    """Why a run has no best checkpoint though it is done, or will have none; empty where it should have one."""
+    if not recorded_cases(run.split, VAL):
+        return "has no validation cases"
+    metrics = read_json(run.metrics) if run.metrics.exists() else {}
+    if metrics.get("state") == "done" and metrics["best"] is None:
+        return "its metric was undefined whenever it validated"
+    return ""
 
 
 def take_weights(
