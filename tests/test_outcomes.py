@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ from yaml import safe_dump, safe_load
 from conftest import Cli
 from lab.ray import RayLab, Seat
 from lab.slurm import SlurmLab
+from voxscale import survival_cases
 from voxscale.checkpoint import digest_of, load_checkpoint
 from voxscale.data.synthetic import write_cohort
+from voxscale.errors import DataError
 from voxscale.train.events import read_events
 
 SMALL = {"name": "resnet", "depth": 18, "width": 4, "stem": "small", "groups": 2}
@@ -39,6 +42,7 @@ SPOILT = (
     {"age": "inf"},
     {"NIFTI path": "images/none.nii.gz"},
 )
+IN_ROW, ROLES = r"\S+ at cohort.csv row [23]", "'train', 'val', 'test'"
 WHOLE = ["train.batch=8", "train.micro_batch=1"]  # accumulated on one rank; ranks of four have two each, some no event
 
 
@@ -394,6 +398,44 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
     assert sorted(codes) == sorted(["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category"])
 
 
+def torn(rows: list[dict[str, str]]) -> None:
+    rows[1].update(patient=rows[0]["patient"], Fold_1=_other(rows[0]["Fold_1"]))
+
+
+def mistyped(rows: list[dict[str, str]]) -> None:
+    rows[0]["Fold_1"] = "vall"
+    rows[1]["Fold_1"] = ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (torn, [rf"patient P001: found in train \({IN_ROW}\) and val \({IN_ROW}\), expected in one split only"]),
+        (mistyped, [f"Fold_1: found {what}, expected {ROLES}: cases {IN_ROW}" for what in ("no entry", "'vall'")]),
+    ],
+)
+def test_a_split_at_fault_hides_nothing_else(
+    spoil: Callable[[list[dict[str, str]]], None], said: list[str], cli_here: Cli, cohort: Path, tmp_path: Path
+) -> None:
+    def spoil_more(rows: list[dict[str, str]]) -> None:
+        spoil(rows)
+        for row, change in zip(rows[10:], SPOILT, strict=False):
+            row.update(change)
+
+    table = edited(cohort, tmp_path / "bad", spoil_more)
+    cells = ("'-5'", "an empty cell", "'2'", "an empty cell", "'inf'", "no such file")
+    expected = [*said, *(f"cohort.csv row {row}: found {cell}" for row, cell in enumerate(cells, start=12))]
+    features = ["age", "sex", "smoker", "calcium"]
+    given = f"data.columns.features=[{', '.join(features)}]"
+    done = cli_here("train", table, given, "--run", tmp_path / "run")
+    with pytest.raises(DataError) as refused:
+        survival_cases(table, fold="Fold_1", features=features)
+    diagnosed = cli_here("doctor", table, given)
+    assert (done.code, diagnosed.code) == (3, 3)
+    for text in (done.err, refused.value.message, diagnosed.out):
+        assert [line for line in expected if not re.search(line, text)] == []
+
+
 @pytest.mark.parametrize(
     ("change", "said", "code"),
     [
@@ -430,7 +472,10 @@ def _other(role: str) -> str:
     ("field", "said"),
     [
         ("data.columns.time=tmie", "did you mean 'time'?"),
-        ("data.columns.features=[aeg]", "did you mean 'age'?"),
+        (
+            "data.columns.features=[aeg]",
+            "data.columns.features: found no column 'aeg', expected one of the table; did you mean 'age'?\n",
+        ),
         ("validate.horizons=[1y, 30y]", "found 30y, which is 10957.5 days"),
         ("validate.horizons=[year]", "expected a number and a unit of d, w, m or y"),
         ("validate.metric=brier/2y", "as the others are measured of the best model alone"),

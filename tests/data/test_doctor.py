@@ -246,9 +246,15 @@ def test_one_image_in_two_parts_is_an_error_and_in_one_a_warning(tmp_path: Path)
 def test_one_patient_in_two_parts_is_an_error(tmp_path: Path) -> None:
     rows = [*ROWS, ("f", "p1", "val"), ("g", "p5", "train")]
     findings = diagnose(write_table(tmp_path / "t", rows, same=[("b", "a")]), split=FOLD).findings
-    assert [(f.level, f.code, f.found, f.expected) for f in findings if f.code == "split"] == [
-        (ERROR, "split", "patient p1 in train (a) and val (f)", "in one split only"),
-        (ERROR, "split", "patient p5 in train (g) and val (e)", "in one split only"),
+    assert [(f.level, str(f)) for f in findings if f.code == "split"] == [
+        (
+            ERROR,
+            f"patient {name}: found in train ({one} at cohort.csv row {row}) and {rest}, expected in one split only",
+        )
+        for name, one, row, rest in (
+            ("p1", "a", 2, "val (f at cohort.csv row 7)"),
+            ("p5", "g", 8, "val (e at cohort.csv row 6)"),
+        )
     ]
     assert "duplicate-image" in {finding.code for finding in findings}, "copies are named all the same"
 
@@ -396,12 +402,12 @@ def test_what_the_task_refuses_of_outcomes_is_found_as_well(tmp_path: Path, cli_
     (tmp_path / "c.yaml").write_text(json.dumps({"task": "survival", "data": data, "validate": refused}))
     done = cli_here("doctor", tmp_path / "c.yaml", "--json")
     assert done.code == 3
-    found = [(finding["code"], finding["found"]) for finding in done.json["findings"] if finding["level"] == ERROR]
-    assert sorted(found) == [
-        ("bad-outcome", "'soon' in 'time'"),
-        ("task", "validate.horizons: found 1y and 12m, which are the same time"),
-        ("task", "validate.horizons: found 5y, which is 1826.25 days"),
-        ("task", "validate.metric: found 'auc/5m'"),
+    errors = [finding for finding in done.json["findings"] if finding["level"] == ERROR]
+    assert sorted((finding["code"], finding["file"], finding["found"]) for finding in errors) == [
+        ("bad-outcome", "t.csv row 6", "'soon' in 'time'"),
+        ("task", "validate.horizons", "1y and 12m, which are the same time"),
+        ("task", "validate.horizons", "5y, which is 1826.25 days"),
+        ("task", "validate.metric", "'auc/5m'"),
     ]
 
 

@@ -165,7 +165,12 @@ def test_fold_columns_become_the_split(header: str, cells: tuple[str, ...], spli
 @pytest.mark.parametrize(
     ("header", "cells", "complaint"),
     [
-        (",s", (",train", ",val", ","), "column 's' states the split, but not in row 4"),
+        (",s", (",train", ",val", ","), "column 's' states the split, but not everywhere: found no entry in row 4"),
+        (
+            ",fold",
+            (",train", ",val", ",vall", ","),
+            "states the split, but not everywhere: found 'vall' in row 4, no entry in row 5, expected train, val",
+        ),
         (
             ",s",
             (",train", ",val", ",valid"),

@@ -109,12 +109,12 @@ def test_columns_that_tell_the_outcome_the_split_or_the_patient_are_no_features(
 
 
 def test_a_fold_column_of_other_words_is_refused(tmp_path: Path) -> None:
-    table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4, mySplit=["train", "val", "holdout"] * 4)
+    table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4, mySplit=["A", "B", "test"] * 4)
     with pytest.raises(DataError) as caught:
         guess_config(table, tmp_path)
     assert caught.value.message.splitlines() == [
         "cohort.csv: column 'Fold_1': found '0', '1', '2', expected train, and val or test",
-        "cohort.csv: column 'mySplit': found 'holdout', 'train', 'val', expected train, and val or test",
+        "cohort.csv: column 'mySplit': found 'A', 'B', 'test', expected train, and val or test",
     ]
     assert "data.split.val=0.2" in caught.value.fix
     assert _features(_accepted(table, split={"val": 0.25})) == ["age"]

@@ -120,16 +120,16 @@ def test_groups_of_a_column_stay_together() -> None:
 
 def test_an_unknown_group_names_the_nearest_column_and_empty_entries_name_the_cases() -> None:
     cases = make_cases(list("abc"), Site=["x", "", " "])
-    with pytest.raises(DataError, match="no column 'Sites'; did you mean 'Site'?"):
+    with pytest.raises(DataError, match="found no column 'Sites', expected one of the table; did you mean 'Site'?"):
         split_cases(cases, SplitShares(group="Sites"))
     with pytest.raises(DataError, match="c001, c002"):
         split_cases(cases, SplitShares(group="Site"))
 
 
 def test_too_few_patients_are_refused() -> None:
-    with pytest.raises(DataError, match="2 patients cannot give 1 for validation, 1 for test"):
+    with pytest.raises(DataError, match="found 2 patients, expected 1 for validation, 1 for test"):
         split_cases(make_cases(["a", "b"]), SplitShares(val=0.3, test=0.3))
-    with pytest.raises(DataError, match="4 patients, 1 of them for test, cannot make 4 folds"):
+    with pytest.raises(DataError, match="4 patients, 1 of them for test, expected enough for 4 folds"):
         split_cases(make_cases(list("abcd")), SplitShares(test=0.2, folds=4))
     with pytest.raises(DataError, match="0 patients"):
         split_cases([], None)
@@ -140,9 +140,11 @@ def test_the_data_states_its_split_for_all_or_for_none() -> None:
     own = ["train", "val", "train", "test", "train"]
     assert [case.split for case in split_cases(with_roles(cases, own), None)] == own
     assert roles_of(split_cases(cases, None)) == roles_of(split_cases(cases, SplitShares()))
-    with pytest.raises(DataError, match="3 cases state their split, 2 do not: c003, c004"):
+    with pytest.raises(
+        DataError, match="2 cases that do not state their split, expected it of all, as 3 do: cases c003, c004"
+    ):
         split_cases(with_roles(cases, ["train", "val", "train", "", ""]), None)
-    with pytest.raises(DataError, match="none of 5 cases is for training"):
+    with pytest.raises(DataError, match="none of 5 cases for training"):
         split_cases(with_roles(cases, ["val"] * 5), None)
 
 
@@ -168,7 +170,7 @@ def test_a_kept_test_set_leaves_folds_to_the_others_and_no_patient_in_two_parts(
 
 
 def test_a_test_set_that_the_data_does_not_state_cannot_be_kept() -> None:
-    with pytest.raises(DataError, match="keep_test: none of the cases is stated as test"):
+    with pytest.raises(DataError, match="keep_test: found no case that the data states as test"):
         split_cases(make_cases(["p1", "p2", "p3"]), SplitShares(keep_test=True))
     with pytest.raises(ValueError, match="expected test 0"):
         SplitShares(test=0.2, keep_test=True)

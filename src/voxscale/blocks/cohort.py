@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from voxscale.config.load import make_config
 from voxscale.data.cases import TEST, TRAIN, VAL
+from voxscale.data.doctor import check_outcomes
 from voxscale.data.findings import refuse_errors
 from voxscale.data.formats import load_manifest
-from voxscale.data.outcomes import examine_outcomes, target_strata
+from voxscale.data.outcomes import make_outcomes, target_strata
 from voxscale.data.split import split_cases
 
 
@@ -73,9 +74,9 @@ def survival_cases(
     data = {"source": str(path.absolute()), "format": "table", "columns": columns, "split": split}
     config = make_config({"task": "survival", "data": data}, name="survival_cases", base=Path())
     manifest = load_manifest(config.data, path.parent)
+    refuse_errors([*manifest.findings, *check_outcomes(manifest.cases, [config])])
     cases = split_cases(manifest.cases, config.data.split, target_strata(config, manifest.cases))
-    outcomes, findings = examine_outcomes(config, cases)
-    refuse_errors([*manifest.findings, *findings])
+    outcomes = make_outcomes(config, cases)
     parts: dict[str, list[SurvivalCase]] = {TRAIN: [], VAL: [], TEST: []}
     ordered = sorted(cases, key=lambda each: each.id)
     for each, (days, had), row in zip(ordered, outcomes.targets.tolist(), outcomes.features, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from nibabel.orientations import aff2axcodes
 
 from voxscale.config.load import with_fold
 from voxscale.config.schema import Config
-from voxscale.data.cases import Case, Manifest
+from voxscale.data.cases import TRAIN, Case, Manifest
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
@@ -242,11 +242,7 @@ def _split(cases: Sequence[Case], config: Config, strata: Mapping[str, str]) -> 
     try:
         return split_cases(cases, config.data.split, strata), []
     except DataError as error:
-        findings = []
-        for line in error.message.split("\n"):
-            found, _, expected = line.replace(": found in ", " in ").partition(", expected ")
-            findings.append(Finding(ERROR, "split", "", "", found, expected or "a split of these cases", error.fix))
-        return [], findings
+        return [], _as_findings(error, "split", "a split of these cases")
 
 
 def check_outcomes(
@@ -258,14 +254,19 @@ def check_outcomes(
     try:
         for config in configs if cases else ():
             split, faults = _split(cases, config, target_strata(config, cases))
-            findings += faults or examine_outcomes(config, split)[1]
+            findings += (
+                [*faults, *_faults_of_any_split(config, cases)] if faults else examine_outcomes(config, split)[1]
+            )
             findings += _check_task(config, split, findings, build_task) if split and build_task else []
     except DataError as error:
-        findings += [
-            Finding(ERROR, "columns", "", "", found, expected or "one of that name", error.fix)
-            for found, expected in _parted(error)
-        ]
+        findings += _as_findings(error, "columns", "one of that name")
     return list(dict.fromkeys(findings))
+
+
+def _faults_of_any_split(config: Config, cases: Sequence[Case]) -> list[Finding]:
+    """What is wrong with cells, however the cases are split: found as if all trained."""
+    findings = examine_outcomes(config, [replace(case, split=TRAIN) for case in cases])[1]
+    return [finding for finding in findings if finding.level == ERROR]
 
 
 def _check_task(
@@ -280,15 +281,18 @@ def _check_task(
     try:
         build_task(config, outcomes)
     except (ConfigError, DataError) as error:
-        parted = _parted(error)
-        return [Finding(ERROR, "task", "", "", found, expected or "another", error.fix) for found, expected in parted]
+        return _as_findings(error, "task", "another")
     return []
 
 
-def _parted(error: VoxscaleError) -> list[tuple[str, str]]:
-    """(What was found, what was expected) line by line."""
-    parts = (line.partition(", expected ") for line in error.message.splitlines())
-    return [(found, expected) for found, _, expected in parts]
+def _as_findings(error: VoxscaleError, code: str, otherwise: str) -> list[Finding]:
+    """A finding for each line of an error: where, what was found, what was expected (unless it says, `otherwise`)."""
+    findings = []
+    for line in error.message.splitlines():
+        stated, _, expected = line.partition(", expected ")
+        where, _, found = stated.rpartition(": found ")
+        findings.append(Finding(ERROR, code, "", where, found, expected or otherwise, error.fix))
+    return findings
 
 
 def _check_regions(facts: Sequence[Facts], config: Config) -> list[Finding]:

@@ -94,8 +94,11 @@ def guess_config(
         columns = Data.model_validate(start).columns
         content = table.as_named(table.read_table(unpacked), columns)
         roles = table.find_roles(content, columns, unpacked.name)
-        given |= _with_stated_split(given.get("split"), content, unpacked.name, strict=strict)
-        if roles.label is None or task not in (None, "segmentation"):
+        of_outcomes = roles.label is None or task not in (None, "segmentation")
+        given |= _with_stated_split(
+            given.get("split"), content, unpacked.name, strict=strict, cells_later=of_outcomes or not strict
+        )
+        if of_outcomes:
             rows = load_manifest(Data.model_validate(fields | given), scratch).cases
             others, said = _guess_outcomes(unpacked, content, rows, roles, given, task)
             given |= others.pop("data")
@@ -276,11 +279,18 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path.name}: cannot be read: {error}", fix="replace the file, or move it away")
 
 
-def _with_stated_split(asked: Any, content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
-    """What the table states of the split, with what is asked for besides; nothing where that replaces it."""
+def _with_stated_split(
+    asked: Any, content: table.Table, name: str, *, strict: bool, cells_later: bool
+) -> dict[str, Any]:
+    """What the table states of the split, with what is asked for besides; nothing where that replaces it.
+
+    Cells that say nothing known are refused here, or `cells_later`, with all else that is wrong, by whoever splits.
+    """
     if asked is not None and _replaces_split(asked):
         return {}
-    stated = _stated_split(content, name, strict=strict)
+    if strict:
+        _refuse_other_folds(content, name)
+    stated = _stated_split(content, name, strict=not cells_later)
     return {"split": {**stated, **(asked or {})}} if stated else {}
 
 
@@ -288,9 +298,10 @@ def _replaces_split(asked: Any) -> bool:
     return not isinstance(asked, dict) or bool(_REPLACES_SPLIT & asked.keys())
 
 
-def _states_split(cells: Iterable[str]) -> bool:
+def _states_split(column: str, cells: Iterable[str]) -> bool:
+    """Whether it holds train and another word for a part; one that is called a fold may hold mistakes besides."""
     roles = {_SPLIT_WORDS.get(cell.casefold()) for cell in cells if cell}
-    return TRAIN in roles and None not in roles and len(roles) > 1
+    return TRAIN in roles and len(roles) > 1 and (None not in roles or says_fold(column))
 
 
 def _refuse_other_folds(content: table.Table, name: str) -> None:
@@ -298,7 +309,7 @@ def _refuse_other_folds(content: table.Table, name: str) -> None:
     problems = []
     for column in filter(says_fold, content.columns):
         cells = [row[column].strip() for row in content.rows.values()]
-        if not _states_split(cells):
+        if not _states_split(column, cells):
             values = ", ".join(map(shown, sorted(set(cells))[:10]))
             problems.append(f"{name}: column {shown(column)}: found {values}, expected train, and val or test")
     if problems:
@@ -309,24 +320,25 @@ def _refuse_other_folds(content: table.Table, name: str) -> None:
 
 
 def _stated_split(content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
-    """`data.split` for the columns that hold nothing but words for train, val and test, in one spelling each.
+    """`data.split` for the columns that hold words for train, val and test, in one spelling each.
 
-    A column that is such but for a few empty cells, or by its name alone, is refused: to split at random instead
-    could train on test cases. Unless `strict`, it is taken as it is, for whoever splits by it to name what is missing.
+    Where a few cells are empty, or hold another word, it is refused: to split at random instead could train on test
+    cases. Unless `strict`, it is taken as it is, for whoever splits by it to name what is wrong.
     """
-    if strict:
-        _refuse_other_folds(content, name)
     spelt = {}
     for column in content.columns:
         cells = {number: row[column].strip() for number, row in content.rows.items()}
-        if not _states_split(cells.values()):
+        if not _states_split(column, cells.values()):
             continue
-        if strict and (empty := [number for number, cell in cells.items() if not cell]):
+        known = {number: cell.casefold() for number, cell in cells.items() if cell.casefold() in _SPLIT_WORDS}
+        if strict and (wrong := [number for number in cells if number not in known]):
+            found = ", ".join(f"{shown(cells[row]) if cells[row] else 'no entry'} in row {row}" for row in wrong[:20])
             raise DataError(
-                f"{name}: column {shown(column)} states the split, but not in row {', '.join(map(str, empty[:20]))}",
-                fix="fill the cells, or give data.split",
+                f"{name}: column {shown(column)} states the split, but not everywhere: found {found}, "
+                f"expected {', '.join(sorted(set(known.values())))}",
+                fix="correct the cells, give data.split, or rename the column",
             )
-        words_here = sorted({cell.casefold() for cell in cells.values() if cell})
+        words_here = sorted(set(known.values()))
         spelt[column] = {str(_SPLIT_WORDS[word]): word for word in words_here}
         if strict and len(words_here) != len(spelt[column]):
             raise DataError(

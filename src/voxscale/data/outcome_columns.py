@@ -80,14 +80,16 @@ def outcome_columns(task: str, given: Columns, header: Sequence[str]) -> tuple[O
         columns = OutcomeColumns(task, classes=(one("classes", CLASSES),), features=features)
     taken = [columns.time, columns.event, *columns.targets, *columns.classes]
     problems += [
-        f"data.columns.features: {shown(name)} is what is to be predicted" for name in features if name in taken
+        f"data.columns.features: found {shown(name)}, expected none that is to be predicted"
+        for name in features
+        if name in taken
     ]
     return columns, problems
 
 
 def _missing(role: str, columns: Sequence[str], header: Collection[str]) -> list[str]:
     return [
-        f"data.columns.{role}: found no column {shown(column)}{nearest(column, header)}"
+        f"data.columns.{role}: found no column {shown(column)}, expected one of the table{nearest(column, header)}"
         for column in columns
         if column not in header
     ]

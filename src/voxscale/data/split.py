@@ -45,8 +45,8 @@ def split_cases(
         roles = _share_roles(cases, split, strata)
     if TRAIN not in roles:
         raise DataError(
-            f"data.split: none of {len(cases)} cases is for training, "
-            f"{roles.count(VAL)} are for validation, {roles.count(TEST)} for test",
+            f"data.split: found none of {len(cases)} cases for training, {roles.count(VAL)} for validation and "
+            f"{roles.count(TEST)} for test, expected at least one to train on",
             fix="name training cases in the data, or give shares, e.g. data.split={val: 0.2}",
         )
     group = split.group if split else "patient"
@@ -164,14 +164,15 @@ def _num_held_out(split: SplitShares, num_groups: int) -> tuple[int, int]:
     if split.folds is not None:
         if num_groups - num_test < split.folds:
             raise DataError(
-                f"data.split: {num_groups} {what}, {num_test} of them for test, cannot make {split.folds} folds",
+                f"data.split: found {num_groups} {what}, {num_test} of them for test, expected enough for "
+                f"{split.folds} folds",
                 fix="add cases, or lower data.split.folds",
             )
         return 0, num_test
     num_val = _count(split.val, num_groups)
     if num_val + num_test >= num_groups:
         raise DataError(
-            f"data.split: {num_groups} {what} cannot give {num_val} for validation, {num_test} for test "
+            f"data.split: found {num_groups} {what}, expected {num_val} for validation, {num_test} for test "
             "and at least one for training",
             fix="add cases, or lower data.split.val and data.split.test",
         )
@@ -233,7 +234,7 @@ def _share_roles(cases: Sequence[Case], split: SplitShares, strata: Mapping[str,
     kept = [split.keep_test and case.role == TEST for case in cases]
     if split.keep_test and not any(kept):
         raise DataError(
-            "data.split.keep_test: none of the cases is stated as test by the data",
+            "data.split.keep_test: found no case that the data states as test, expected at least one",
             fix="leave keep_test out, or give a share: data.split.test",
         )
     others = [case for case, stays in zip(cases, kept, strict=True) if not stays]
@@ -244,13 +245,17 @@ def _share_roles(cases: Sequence[Case], split: SplitShares, strata: Mapping[str,
 
 def _stated_roles(cases: Sequence[Case], stated: int) -> list[str]:
     if stated < len(cases):
-        silent = [case.id for case in cases if not case.role]
+        silent = [_at(case) for case in cases if not case.role]
         raise DataError(
-            f"data: {stated} cases state their split, {len(silent)} do not: {_listed(silent)}",
+            f"data: found {len(silent)} cases that do not state their split, expected it of all, as {stated} do: "
+            f"cases {_listed(silent)}",
             fix="state it for all, or give data.split, e.g. data.split={val: 0.2}",
         )
-    if unknown := [f"case {case.id}: split {case.role!r}" for case in cases if case.role not in ROLES]:
-        raise DataError.from_findings(_capped(unknown), fix=f"expected {', '.join(ROLES)}")
+    expected = ", ".join(ROLES)
+    if unknown := [
+        f"case {_at(case)}: found split {case.role!r}, expected {expected}" for case in cases if case.role not in ROLES
+    ]:
+        raise DataError.from_findings(_capped(unknown), fix="state one of these")
     return [case.role for case in cases]
 
 
@@ -270,12 +275,12 @@ def _column_roles(cases: Sequence[Case], split: SplitColumns) -> list[str]:
     wrong: dict[str, list[str]] = {}
     for case, value in zip(cases, found, strict=True):
         if _word(value) not in words:
-            wrong.setdefault(value.strip(), []).append(case.id)
+            wrong.setdefault(value.strip(), []).append(_at(case))
     if wrong:
         lines = [
             f"data.split.column {column}: found {repr(value) if value else 'no entry'}, expected {expected}: "
-            f"cases {_listed(ids)}"
-            for value, ids in sorted(wrong.items())
+            f"cases {_listed(found_in)}"
+            for value, found_in in sorted(wrong.items())
         ]
         raise DataError.from_findings(
             _capped(lines), fix="correct the table, or name its words in data.split.train, val and test"
@@ -295,7 +300,7 @@ def _groups(cases: Sequence[Case], group: str) -> list[str]:
     if group not in known:
         raise DataError(_unknown_column("data.split.group", group, known), fix="use patient, or a column of the table")
     groups = [(case.row.get(group) or "").strip() for case in cases]
-    if empty := [case.id for case, entry in zip(cases, groups, strict=True) if not entry]:
+    if empty := [_at(case) for case, entry in zip(cases, groups, strict=True) if not entry]:
         raise DataError(
             f"data.split.group {group}: found no entry, expected one for every case: cases {_listed(empty)}",
             fix="complete the table, or use data.split.group=patient",
@@ -309,9 +314,10 @@ def _columns(cases: Iterable[Case]) -> list[str]:
 
 def _unknown_column(field: str, name: str, known: Sequence[str]) -> str:
     if not known:
-        return f"{field}: the data has no column {name!r}: it is no table"
+        return f"{field}: found no column {name!r}, expected a table that has it: the data is none"
     close = difflib.get_close_matches(name, known, n=1)
-    return f"{field}: no column {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"found {_listed(known)}")
+    expected = f"one of the table; did you mean {close[0]!r}?" if close else f"one of {_listed(known)}"
+    return f"{field}: found no column {name!r}, expected {expected}"
 
 
 def _refuse_overlap(cases: Sequence[Case], roles: Sequence[str], group: str) -> None:
@@ -322,17 +328,22 @@ def _refuse_overlap(cases: Sequence[Case], roles: Sequence[str], group: str) -> 
     parts: dict[str, dict[str, list[str]]] = {name: {} for name in sorted(torn)}
     for case, name, role in zip(cases, groups, roles, strict=True):
         if name in torn:
-            parts[name].setdefault(role, []).append(case.id)
+            parts[name].setdefault(role, []).append(_at(case))
     if parts:
         lines = [
             f"{group} {printable(name)}: found in "
-            + " and ".join(f"{role} ({_listed(ids)})" for role, ids in sorted(by.items()))
+            + " and ".join(f"{role} ({_listed(its)})" for role, its in sorted(by.items()))
             + ", expected in one split only"
             for name, by in parts.items()
         ]
         raise DataError.from_findings(
             _capped(lines), fix=f"move all cases of a {group} to one split, or correct what names the {group}"
         )
+
+
+def _at(case: Case) -> str:
+    """The case, and its row where it has one."""
+    return f"{case.id} at {case.where}" if case.where else case.id
 
 
 def _listed(items: Collection[str]) -> str:
@@ -342,4 +353,4 @@ def _listed(items: Collection[str]) -> str:
 
 def _capped(lines: list[str]) -> list[str]:
     rest = len(lines) - _MOST_LINES
-    return lines if rest <= 0 else [*lines[:_MOST_LINES], f"and {rest} more"]
+    return lines if rest <= 0 else [*lines[:_MOST_LINES], f"data.split: found {rest} more of that kind, expected none"]
