@@ -26,6 +26,7 @@ from voxscale import (
     cox_loss,
     distributed_loader,
     gather_rows,
+    leave,
     load_checkpoint,
     save_checkpoint,
     survival_cases,
@@ -108,11 +109,8 @@ def main() -> None:
     world = World.from_env(os.environ)
     if world.size > 1:
         dist.init_process_group("gloo")
-    try:
-        train(options, world)
-    finally:
-        if world.size > 1:
-            dist.destroy_process_group()
+    train(options, world)
+    leave()  # not by returning: gloo's thread may abort a rank whose interpreter ends
 
 
 if __name__ == "__main__":

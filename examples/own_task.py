@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from voxscale import World, gather_rows, open_store, patch_loader
+from voxscale import World, gather_rows, leave, open_store, patch_loader
 
 SIZE = (16, 16, 16)
 HOLE = (slice(None), slice(None), slice(6, 10), slice(6, 10), slice(6, 10))
@@ -106,11 +106,8 @@ def main() -> None:
     world = World.from_env(os.environ)
     if world.size > 1:
         dist.init_process_group("gloo")
-    try:
-        train(options, world)
-    finally:
-        if world.size > 1:
-            dist.destroy_process_group()
+    train(options, world)
+    leave()  # not by returning: gloo's thread may abort a rank whose interpreter ends
 
 
 if __name__ == "__main__":

@@ -87,8 +87,11 @@ _limit_s: list[float] = []  # how long the last world waits for a rank
 _PATIENCE = timedelta(days=7)
 
 
-def leave(exit_code: int) -> NoReturn:
-    """End a rank's process without tearing the interpreter down; all files are published by then."""
+def leave(exit_code: int = 0) -> NoReturn:
+    """End a rank's process at once, without tearing the interpreter down; all files are written and closed by then.
+
+    A gloo group's own thread can deadlock with that, or abort the rank after all its work (seen with torch 2.13).
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

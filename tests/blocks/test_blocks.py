@@ -41,15 +41,15 @@ CHEAP = """
 import sys, voxscale
 assert "gather_rows" in dir(voxscale)
 assert not {"torch", "numpy", "monai", "pydantic"} & sys.modules.keys()
-from voxscale import World, cox_loss, distributed_loader, gather_rows, load_checkpoint, open_store, patch_loader
-from voxscale import save_checkpoint, survival_cases
+from voxscale import World, cox_loss, distributed_loader, gather_rows, leave, load_checkpoint, open_store
+from voxscale import patch_loader, save_checkpoint, survival_cases
 assert "torch" in sys.modules
 """
 
 # Rank 0 has three rows, rank 1 none; then two and one. The loss couples all of them.
 GATHERING = """
 import os, torch, torch.distributed as dist
-from voxscale import World, gather_rows
+from voxscale import World, gather_rows, leave
 world = World.from_env(os.environ)
 dist.init_process_group("gloo")
 everyone = torch.arange(6.0).reshape(3, 2) + 1
@@ -71,7 +71,16 @@ except ValueError as error:
     assert "found [1, 2] columns" in str(error)
 else:
     raise AssertionError("other columns on another rank")
-dist.destroy_process_group()
+leave()
+"""
+
+# What would end it otherwise, as gloo's thread does at times, comes after.
+LEAVING = """
+import atexit, os
+from voxscale import leave
+atexit.register(os.abort)
+print("all its work")
+leave(3)
 """
 
 
@@ -141,8 +150,9 @@ def test_shares_make_up_the_batch_of_one_rank(size: int, batch: int, ranks: int,
 
 def test_strata_are_spread_over_an_epoch() -> None:
     events = [int(index < 4) for index in range(16)]
-    shares = list(distributed_loader(Noisy(16), batch=4, strata=events).steps(1, 8))
-    assert [sum(events[index] for index in share.indices) for share in shares] == [1] * 8
+    for strata in (events, np.array(events), torch.tensor(events)[:, None]):
+        shares = list(distributed_loader(Noisy(16), batch=4, strata=strata).steps(1, 8))
+        assert [sum(events[index] for index in share.indices) for share in shares] == [1] * 8
 
 
 def test_a_loader_goes_on_in_the_middle_and_leaves_generators_alone() -> None:
@@ -159,6 +169,8 @@ def test_a_loader_goes_on_in_the_middle_and_leaves_generators_alone() -> None:
 def test_loaders_refuse_what_they_cannot_share() -> None:
     with pytest.raises(ConfigError, match=r"batch: found 0(.|\n)*strata: found 1, expected 2"):
         distributed_loader(Noisy(2), batch=0, strata=[1])
+    with pytest.raises(ConfigError, match="strata: found 1, expected 2"):
+        distributed_loader(Noisy(2), batch=1, strata=np.ones(1))
     with pytest.raises(ConfigError, match="found generator without length"):
         distributed_loader((index for index in range(3)), batch=1)  # type: ignore[arg-type]
 
@@ -261,6 +273,11 @@ def test_gathered_rows_have_the_gradient_of_the_whole(run_python: RunPython, tmp
     assert done.code == 0, done.err
 
 
+def test_a_rank_leaves_with_all_it_has_said_and_no_teardown(run_python: RunPython) -> None:
+    done = run_python("-c", LEAVING)
+    assert (done.code, done.out) == (3, "all its work\n")
+
+
 def make_trained(steps: int, rate: float = 0.1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
@@ -285,6 +302,16 @@ def test_a_checkpoint_continues_model_and_optimizer(tmp_path: Path) -> None:
         each(torch.ones(1, 3)).square().sum().backward()
         stepper.step()
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_state_that_json_cannot_hold_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    state = {"epoch": 1, "scores": torch.ones(2), "best": float("nan")}
+    with pytest.raises(ConfigError) as refused:
+        save_checkpoint(tmp_path, torch.nn.Linear(1, 1), step=1, state=state, world=World(1, 2))
+    lines = refused.value.message.splitlines()
+    assert lines[0].startswith("save_checkpoint: state['scores']: Object of type Tensor")
+    assert lines[1].startswith("save_checkpoint: state['best']: Out of range float")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

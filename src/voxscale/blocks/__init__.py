@@ -10,7 +10,7 @@ from voxscale.blocks.datasets import DistributedLoader, Share, distributed_loade
 from voxscale.blocks.patches import Patches, open_store, patch_loader
 from voxscale.blocks.rows import gather_rows
 from voxscale.data.loader import Batch
-from voxscale.parallel import World
+from voxscale.parallel import World, leave
 from voxscale.tasks.cox import cox_loss
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "cox_loss",
     "distributed_loader",
     "gather_rows",
+    "leave",
     "load_checkpoint",
     "open_store",
     "patch_loader",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ def save_checkpoint(
     has changed, are kept too. A model in DistributedDataParallel is saved as the model inside.
     """
     world, run = world or World(), RunFolder(Path(folder))
+    _refuse_other_than_json(state or {})  # on every rank: else the others would wait for rank 0
     if world.is_main:
         settings = optimizer.state_dict()["param_groups"] if optimizer is not None else []
         content = Checkpoint(
@@ -81,6 +83,18 @@ def load_checkpoint(
             fix="build them as they were, or name another folder",
         ) from error
     return found.step, dict(found.state["state"])
+
+
+def _refuse_other_than_json(state: Mapping[str, Any]) -> None:
+    problems = []
+    for key, value in state.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            problems.append(f"save_checkpoint: state[{key!r}]: {_first_line(error)}")
+    if problems:
+        fix = "give plain numbers, texts, lists and mappings, e.g. tensor.tolist()"
+        raise ConfigError.from_findings(problems, fix=fix)
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:

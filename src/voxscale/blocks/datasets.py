@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from voxscale.data.sampler import Stream
@@ -81,7 +82,7 @@ def distributed_loader(
     batch: int,
     seed: int = 0,
     world: World | None = None,
-    strata: Sequence[int] = (),
+    strata: Sequence[int] | NDArray[Any] | torch.Tensor = (),
     workers: int = 0,
     collate: Collate | None = None,
     pin_memory: bool = False,
@@ -100,11 +101,11 @@ def distributed_loader(
         problems.append(f"distributed_loader: dataset: found {found}, expected a map-style dataset with samples")
     if batch < 1:
         problems.append(f"distributed_loader: batch: found {batch}, expected 1 or more")
-    if strata and size is not None and len(strata) != size:
+    if len(strata) and size is not None and len(strata) != size:
         problems.append(f"distributed_loader: strata: found {len(strata)}, expected {size}, one for each sample")
     if problems or size is None:
         raise ConfigError.from_findings(problems, fix="correct these arguments")
-    stream = Stream(seed, size, 1, batch, strata=tuple(strata))
+    stream = Stream(seed, size, 1, batch, strata=tuple(torch.as_tensor(strata).flatten().tolist()))
     return DistributedLoader(dataset, stream, world or World(), workers, collate, pin_memory)
 
 
