@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -83,6 +84,16 @@ def test_cells_cannot_act_as_formulas_and_read_back(tmp_path: Path) -> None:
     assert "\n'=HYPERLINK(1),-1.5\n" in text
     assert [row["case"] for row in read_csv(tmp_path / "t.csv")] == [row["case"] for row in rows]
     assert read_csv(tmp_path / "t.csv")[2]["x"] == ""
+
+
+def test_numbers_are_no_formulas(tmp_path: Path) -> None:
+    """Classes called -1 and +1 stay so for whoever reads the table."""
+    names = ["-1", "+1", "-0.5", "-1e-3", "-1+1", "--1", "-1\n", "+", "'-1", "-a"]
+    write_csv(tmp_path / "t.csv", ("class",), [{"class": name} for name in names])
+    with (tmp_path / "t.csv").open(newline="") as lines:
+        written = [row[0] for row in csv.reader(lines)][1:]
+    assert written == ["-1", "+1", "-0.5", "-1e-3", "'-1+1", "'--1", "'-1\n", "'+", "'-1", "'-a"]
+    assert [row["class"] for row in read_csv(tmp_path / "t.csv")] == names
 
 
 def test_a_lock_is_exclusive_and_dies_with_its_owner(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import struct
@@ -189,12 +190,17 @@ def is_locked(path: Path) -> bool:
     return bool(struct.unpack(layout, answer)[0] != fcntl.F_UNLCK)
 
 
+_FORMULA = re.compile(
+    r"(?![+-][0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?\Z)[=+@-]", re.IGNORECASE
+)  # what may begin one; a plain number is none
+
+
 def _neutral(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _is_neutralised(cell: str) -> bool:
-    return len(cell) > 1 and cell[0] == "'" and cell[1] in "=+-@"
+    return cell.startswith("'") and _FORMULA.match(cell, 1) is not None
 
 
 def _sync_tree(path: Path) -> None:
