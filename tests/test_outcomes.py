@@ -242,6 +242,27 @@ def test_a_feature_without_its_column_refuses_the_whole_table(
     assert "an empty cell" not in done.err
 
 
+def test_images_and_features_are_enough_to_predict(cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path) -> None:
+    """Without ids, cases go by the names of their images; the run's config names a column of patients."""
+
+    def strip(rows: list[dict[str, str]]) -> None:
+        rows[:] = [{name: row[name] for name in ("NIFTI path", "age", "sex", "smoker", "calcium")} for row in rows[:3]]
+
+    table, out = edited(cohort, tmp_path / "few", strip), tmp_path / "p.csv"
+    done = cli_here("predict", trained, table, "--out", out)
+    assert done.code == 0, done.err
+    assert [row["patient"] for row in csv.DictReader(out.open())] == ["P001", "P002", "P003"]
+
+
+def test_evaluating_cases_of_the_training_is_warned_of(cli_here: Cli, trained: Path, cohort: Path) -> None:
+    training = [row for row in csv.DictReader((trained / "split.csv").open()) if row["split"] == "train"]
+    done = cli_here("evaluate", trained, "--data", cohort, "--devices", 1, "--name", "seen")
+    assert done.code == 0, done.err
+    assert 0 < len(training) < 26
+    assert done.err.count(f"warning: {len(training)} of 26 cases have the id of a training case, e.g. P0") == 1
+    assert "have the id of a training case" not in cli_here("evaluate", trained).err
+
+
 def test_evaluating_other_data_says_all_that_is_wrong_at_once(
     cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,19 @@ def test_weights_that_mean_nothing_are_refused(weights: str, said: str) -> None:
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("task", "field", "said"),
+    [
+        ("regression", "train.balance=true", "train.balance: found true with task regression; expected with events or"),
+        ("survival", "validate.horizons=1y", "validate.horizons: found '1y', expected a list in brackets, as [1y]"),
+    ],
+)
+def test_fields_that_do_not_fit_the_task_are_refused(task: str, field: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({"task": task, "data": {"source": "."}}, [field], name="c.yaml", base=Path())
+    assert said in caught.value.message
+
+
 @pytest.mark.parametrize("field", ["targets", "classes", "features", "image"])
 def test_a_column_counts_once(field: str) -> None:
     names: Any = ["age", "sex", "age"]

@@ -93,7 +93,7 @@ def test_a_grid_refuses_a_continuum(kind: str) -> None:
         ({"choice": [{"a": 1, "b": 2}, {"b": 2, "a": 1}]}, "more than once"),
         ({"choice": [float("nan")]}, "choice.0: found nan, expected a finite number"),
         ({"choice": [[float("inf")]]}, "choice.0.0: found inf, expected a finite number"),
-        ({"choice": "abc"}, "choice: found 'abc', expected a valid tuple"),
+        ({"choice": "abc"}, "choice: found 'abc', expected a list in brackets, as [abc]"),
         ({"uniform": [2, 1]}, "uniform: found [2.0, 1.0]; expected [low, high] with low < high"),
         ({"uniform": [1, 1]}, "expected [low, high] with low < high"),
         ({"uniform": [float("-inf"), 1]}, "uniform.0: found -inf, expected a finite number"),

@@ -45,6 +45,15 @@ def test_scales_and_categories_are_those_of_the_training_cases() -> None:
     assert outcomes.targets.tolist() == [[10.0, 1.0]] * 3
 
 
+def test_what_stands_for_an_empty_cell_is_no_category() -> None:
+    cases = cases_of(*({**ROW, "sex": sex} for sex in ("F", "NA", "?", "M")))
+    outcomes, findings = examine_outcomes(config_of(features=["sex"]), cases)
+    assert outcomes.encoding.feature_names == ("sex=F", "sex=M")
+    assert [(each.code, each.file) for each in findings if each.case] == [
+        ("bad-feature", f"row {row}") for row in (3, 4)
+    ]
+
+
 def test_a_column_that_never_changes_does_no_harm() -> None:
     outcomes = make_outcomes(config_of(features=["age"]), cases_of(ROW, ROW))
     assert outcomes.features.tolist() == [[0.0], [0.0]]
@@ -64,6 +73,7 @@ def test_a_column_that_never_changes_does_no_harm() -> None:
         ({"time": "१०"}, "bad-outcome"),
         ({"sex": "X"}, "unseen-category"),
         ({"sex": ""}, "bad-feature"),
+        ({"sex": "NA"}, "bad-feature"),
     ],
 )
 def test_a_cell_that_is_no_number_is_named_with_its_row(change: dict[str, str], code: str) -> None:

@@ -266,6 +266,8 @@ def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
             return f"found name {_short_repr(tag)}, expected {', '.join(tags)}{_did_you_mean(tag, tags)}"
         case "union_tag_not_found" | "model_type" | "model_attributes_type":
             return f"found {found}, expected a mapping of fields"
+        case "tuple_type" | "list_type":
+            return f"found {found}, expected a list in brackets{_as_list(problem['input'])}"
         case "value_error":
             return "\n".join(map(_shortened, str(context["error"]).splitlines()))
         case "literal_error":
@@ -274,6 +276,11 @@ def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
         case _:
             rule = re.sub(r"^(Input|Value|Tuple|String|List) should ", "", problem["msg"])
             return f"found {found}, expected {rule.removeprefix('be ').removeprefix('have ')}"
+
+
+def _as_list(found: object) -> str:
+    """How a single value would be a list."""
+    return f", as [{found}]" if isinstance(found, str) and found.isalnum() and len(found) <= _LONGEST_NAME else ""
 
 
 def _did_you_mean(found: object, valid: Sequence[str]) -> str:

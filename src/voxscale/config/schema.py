@@ -247,6 +247,8 @@ def task_problems(config: Config) -> list[str]:
         problems.append("model: found resnet, which has no decoder; expected a network that segments, e.g. unet")
     elif config.train.balance:
         problems.append("train.balance: expected with outcomes alone; patches.foreground balances a segmentation")
+    if config.task == "regression" and config.train.balance:
+        problems.append("train.balance: found true with task regression; expected with events or classes to balance")
     if config.task != "survival" and config.validation.horizons is not None:
         problems.append(f"validate.horizons: found with task {config.task}; expected with survival alone")
     if config.model.flat and config.train.channels_last is True:

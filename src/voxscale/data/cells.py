@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
+_EMPTY = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "-", "?"}  # as R, pandas and spreadsheets write it
 _TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
 
 
@@ -34,6 +35,10 @@ def zero_or_one(cell: str) -> float:
         return _TRUTHS[cell.casefold()]
     except KeyError:
         raise ValueError(cell) from None
+
+
+def is_empty(cell: str) -> bool:
+    return cell.casefold() in _EMPTY
 
 
 def is_number(cell: str) -> bool:

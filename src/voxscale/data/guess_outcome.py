@@ -14,7 +14,7 @@ from voxscale.config.horizons import FollowUp, TimeUnit, choose_horizons
 from voxscale.config.load import make_config, with_fold
 from voxscale.config.schema import Config
 from voxscale.data.cases import TRAIN, Case
-from voxscale.data.cells import is_finite, is_number
+from voxscale.data.cells import is_empty, is_finite, is_number
 from voxscale.data.column_names import (
     CLASSES,
     EVENTS,
@@ -38,7 +38,6 @@ from voxscale.errors import ConfigError, DataError
 _MOST_CATEGORIES = 20
 _FOLLOWED = 0.9  # horizons lie within the follow-up of so many, if any can
 _MANY_CASES, _BATCH, _SMALL_BATCH = 120, 24, 8
-_EMPTY = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "-", "?"}  # as R, pandas and spreadsheets write it
 _ZERO_OR_ONE = {"0", "0.0", "false", "1", "1.0", "true"}
 
 
@@ -124,7 +123,7 @@ def _half_found(content: table.Table, time: str | None, event: str | None, taken
 
 
 def _looks_like_event(column: str, cells: Sequence[str]) -> bool:
-    filled = {cell.casefold() for cell in cells if not _is_empty(cell)}
+    filled = {cell.casefold() for cell in cells if not is_empty(cell)}
     return bool(filled) and (filled <= _ZERO_OR_ONE or (says_outcome(column) and len(filled) == 2))
 
 
@@ -166,7 +165,7 @@ def _called_otherwise(column: str, cells: Sequence[str]) -> str:
 
 
 def _useless(cells: Sequence[str]) -> str:
-    if empty := sum(map(_is_empty, cells)):
+    if empty := sum(map(is_empty, cells)):
         return f"{empty} empty cells"
     distinct = set(cells)
     if len(distinct) == 1:
@@ -177,10 +176,6 @@ def _useless(cells: Sequence[str]) -> str:
         return f"{len(distinct)} different words" if len(distinct) > _MOST_CATEGORIES else ""
     odd = [cell for cell in cells if not is_finite(cell)]
     return f"{len(odd)} among numbers that are none, e.g. {shown(odd[0])}" if odd else ""
-
-
-def _is_empty(cell: str) -> bool:
-    return cell.casefold() in _EMPTY
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

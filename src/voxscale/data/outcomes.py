@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
-from voxscale.data.cells import LARGEST, at_most, finite, not_negative, zero_or_one
+from voxscale.data.cells import LARGEST, at_most, finite, is_empty, not_negative, zero_or_one
 from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats.sources import error, shown, warning
 from voxscale.data.outcome_columns import OutcomeColumns, find_outcome_columns
@@ -117,7 +117,7 @@ def _features_of(encoding: Encoding, case: Case, findings: list[Finding], fix: s
         except ValueError:
             row += [0.0] * len(feature.names)
             if feature.column in case.row:
-                unseen = isinstance(feature, Categorical) and bool(cell)
+                unseen = isinstance(feature, Categorical) and not is_empty(cell)
                 code = "unseen-category" if unseen else "bad-feature"
                 found = f"{shown(cell) if cell else 'an empty cell'} in {shown(feature.column)}"
                 findings.append(error(code, found, feature.expected, fix, case=case.id, file=case.where))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from voxscale.config.schema import Config
 from voxscale.data.build import prepare, store_root
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
 from voxscale.data.findings import refuse_errors
-from voxscale.data.formats import find_cases, load_manifest
+from voxscale.data.formats import find_cases, load_manifest, table
 from voxscale.data.outcomes import Outcomes
 from voxscale.data.split import recorded_cases
 from voxscale.data.store import Store
@@ -68,6 +69,7 @@ def evaluate_run(
     if config.predicts_outcomes:
         loaded = load_outcomes(runs, checkpoint, device)
         cases, store, outcomes = _outcomes_of(loaded, split, data, world, environ)
+        _warn_of_seen(runs, cases if data is not None else (), world)
         with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             for each in loaded:
                 _learn(each, world, environ)
@@ -80,6 +82,7 @@ def evaluate_run(
     else:
         trained, ensemble = load_ensemble(runs, checkpoint, device, mirror=mirror)
         cases, store = _volumes_of(trained, split, data, world, environ)
+        _warn_of_seen(runs, cases if data is not None else (), world)
         with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             its = trained[0].task
             previews = Previews(its, store, count=config.validation.previews, of_volumes=its)
@@ -145,7 +148,9 @@ def _learn(trained: TrainedOutcome, world: World, environ: Mapping[str, str]) ->
 
 def elsewhere(config: Config, data: Path) -> Data:
     """How data that the run has never seen is read: prepared as the run's own, its format found anew."""
-    fields = {"source": str(data), "format": "auto", "split": None, "synthetic": None}
+    fields: dict[str, Any] = {"source": str(data), "format": "auto", "split": None, "synthetic": None}
+    if table.detect(data):
+        fields["columns"] = table.without_absent_ids(config.data.columns, data)
     return config.data.model_copy(update=fields)
 
 
@@ -177,6 +182,14 @@ def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> 
             fix="give data with the same labels",
         )
     return [replace(case, split=TEST) for case in manifest.cases], store
+
+
+def _warn_of_seen(runs: Sequence[RunFolder], cases: Sequence[Case], world: World) -> None:
+    """Say how many cases of other data go by the id of one that a run was trained on."""
+    trained_on = {case.id for run in runs for case in recorded_cases(run.split, TRAIN)}
+    if world.is_main and (seen := [case.id for case in cases if case.id in trained_on]):
+        many = f"{len(seen)} of {len(cases)} cases have the id of a training case, e.g. {seen[0]}"
+        print(f"warning: {many}: if they are the same, scores are better than on unseen cases", file=sys.stderr)
 
 
 def _refuse_other_channels(data: Path, store: Store, channels: int) -> None:

@@ -144,6 +144,13 @@ def as_named(table: Table, given: Columns) -> Table:
     return Table(tuple(names.get(column, column) for column in table.columns), rows, table.faults) if names else table
 
 
+def without_absent_ids(given: Columns, source: Path) -> Columns:
+    """`given` but for columns of cases and patients that this table has not: cases are called by what is there."""
+    header = as_named(read_table(source), given).columns
+    absent = [role for role in ("case", "patient") if getattr(given, role) not in header]
+    return given.model_copy(update=dict.fromkeys(absent))
+
+
 def find_roles(table: Table, given: Columns, name: str) -> Roles:
     """The columns that `data.columns` names, and the others by their usual names."""
     images = (given.image,) if isinstance(given.image, str) else given.image or ()
