@@ -77,7 +77,7 @@ def test_link_is_replaced_in_one_move(tmp_path: Path) -> None:
 
 
 def test_cells_cannot_act_as_formulas_and_read_back(tmp_path: Path) -> None:
-    rows = [{"case": "=HYPERLINK(1)", "x": -1.5}, {"case": '-a,"b"\n', "x": 2.0}, {"case": "plain"}]
+    rows = [{"case": "=HYPERLINK(1)", "x": -1.5}, {"case": '-a,"b"\n', "x": 2.0}, {"case": "plain"}, {"case": "'=x"}]
     write_csv(tmp_path / "t.csv", ("case", "x"), rows)
     text = (tmp_path / "t.csv").read_text()
     assert "\n=" not in text

@@ -190,9 +190,8 @@ def is_locked(path: Path) -> bool:
     return bool(struct.unpack(layout, answer)[0] != fcntl.F_UNLCK)
 
 
-_FORMULA = re.compile(
-    r"(?![+-][0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?\Z)[=+@-]", re.IGNORECASE
-)  # what may begin one; a plain number is none
+# What may begin one, also behind the quotes that keep it from acting; a plain number is none.
+_FORMULA = re.compile(r"'*(?![+-][0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?\Z)[=+@-]", re.IGNORECASE)
 
 
 def _neutral(value: object) -> object:
