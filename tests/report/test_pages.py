@@ -16,10 +16,12 @@ from lifelines import KaplanMeierFitter
 from sklearn.metrics import roc_auc_score
 
 from conftest import Cli
-from report.pages import ended_after_a_step, train_segmentation, write_folds
+from report.pages import ended_after_a_step, train_segmentation, write_folds, write_search
+from voxscale.files import read_csv, write_csv
 from voxscale.infer.previews import TOTAL_BYTES, make_preview
 from voxscale.report.outcome_plots import roc_curve, survival_curve
 from voxscale.report.page import as_script_data
+from voxscale.report.private import without_places
 from voxscale.report.reading import ReadRun, read_previews
 from voxscale.report.write import refresh_report, write_report
 from voxscale.runs import RunFolder
@@ -149,6 +151,50 @@ def test_a_page_names_no_folders_and_no_patients(run: Path) -> None:
     text = write_report([run]).read_text()
     assert "jane-doe" not in text
     assert str(run.parent) not in text and "pairs" in text
+
+
+def test_of_a_script_that_failed_neither_folders_nor_machines_are_named(cli_here: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)")
+    run = tmp_path / "Jane Doe" / "bad"
+    done = cli_here("launch", tmp_path / "bad.py", "--devices", 1, "--run", run)
+    node = json.loads((run / "logs" / "local" / "node-0000.json").read_text())["node"]
+    assert done.code == 3 and f"{node}: rank 0" in done.err and str(run) in done.err
+    text = (run / "report.html").read_text()
+    assert '"about":"node 0: rank 0 ended with exit code 3, see logs/local/rank-0000.log"' in text
+    assert str(tmp_path) not in text and "Jane" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("gpu-07: no folder /home/jane in /opt/image.sif", "node 1: no folder .../jane in .../image.sif"),
+        ("2 of 3 nodes came (gpu-06, gpu-07): see RUN/logs", "2 of 3 nodes came (node 0, node 1): see logs"),
+        ("its node may not see RUN", "its node may not see .../run"),
+        ("No such file or directory: '/home/Jane Doe/a b.nii'", "No such file or directory: '.../a b.nii'"),
+        ("/home/Jane M Doe/case.nii.gz: found 2 channels", ".../case.nii.gz: found 2 channels"),
+        ("open(~jane/x.csv), file:///home/jane/y", "open(.../x.csv), file:.../y"),
+        ("dice/mean fell by 1/2, see https://a.org/b/c", "dice/mean fell by 1/2, see https://a.org/b/c"),
+        ("gpu-070: the loss is nan", "gpu-070: the loss is nan"),
+    ],
+)
+def test_errors_are_told_without_folders_and_machines(said: str, told: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "of jane" / "run")
+    reports = run.logs / "12-0"
+    reports.mkdir(parents=True)
+    for number, name in enumerate(("gpu-06", "gpu-07")):
+        (reports / f"node-{number:04d}.json").write_text(json.dumps({"node": name}))
+    (reports / "node-0002.json").write_text('{"half')
+    assert without_places(said.replace("RUN", str(run.root)), run) == told
+
+
+def test_why_a_trial_failed_is_told_without_folders(run: Path, tmp_path: Path) -> None:
+    search = write_search(tmp_path / "search", {0.002: run})
+    rows = read_csv(search / "trials.csv")
+    rows[-1]["why"] = f"{search}/trials/0001/logs is full; see /home/jane/notes"
+    write_csv(search / "trials.csv", list(rows[0]), rows)
+    text = write_report([search]).read_text()
+    assert "logs is full; see .../notes" in text
+    assert str(tmp_path) not in text and "jane" not in text
 
 
 def test_of_folds_all_that_was_held_out_is_shown_and_each_has_its_page(run: Path, tmp_path: Path) -> None:

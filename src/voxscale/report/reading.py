@@ -15,6 +15,7 @@ from voxscale.config.schema import Config
 from voxscale.errors import VoxscaleError
 from voxscale.files import read_csv, read_json
 from voxscale.report.listing import RunRow, describe_run
+from voxscale.report.private import without_places
 from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 
@@ -36,6 +37,11 @@ class ReadRun:
             return describe_run(self.run)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, VoxscaleError):
             return RunRow(str(self.run.root), "damaged", 0, 0, None, None, 0.0)
+
+    @property
+    def why(self) -> str:
+        """Why it failed, as a page may tell it."""
+        return without_places(self.row.why, self.run)
 
     @cached_property
     def config(self) -> Config | None:

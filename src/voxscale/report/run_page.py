@@ -37,7 +37,7 @@ def run_page(run: RunFolder) -> dict[str, Any]:
         timing_section(read),
         settings_section(read),
     ]
-    return page_of(read.title, read.task, read.row.state, sections, read.row.why)
+    return page_of(read.title, read.task, read.row.state, sections, read.why)
 
 
 def page_of(title: str, kind: str, state: str, sections: list[dict[str, Any] | None], why: str = "") -> dict[str, Any]:
@@ -99,6 +99,4 @@ def script_page(run: ReadRun) -> dict[str, Any]:
         ("time", duration(metrics.get("wall_s", 0.0)), ""),
         ("ranks", str(metrics.get("world_size", "–")), f"on {metrics.get('nodes', 1)} node(s)"),
     ]
-    return page_of(
-        run.title, "script", str(metrics.get("state", run.row.state)), [section("", facts(rows))], run.row.why
-    )
+    return page_of(run.title, "script", str(metrics.get("state", run.row.state)), [section("", facts(rows))], run.why)

@@ -11,6 +11,7 @@ from voxscale.files import read_csv
 from voxscale.report.blocks import Block, Section, column, curve, facts, number, plot, section, table, words
 from voxscale.report.forecast import duration
 from voxscale.report.learning import points
+from voxscale.report.private import without_places
 from voxscale.report.reading import ReadRun, as_number, read_object
 from voxscale.report.run_page import page_of
 from voxscale.report.settings import code_block, differences_block, shown_fields
@@ -38,8 +39,11 @@ def search_page(search: SearchFolder) -> dict[str, Any]:
 
 def _trials(search: SearchFolder) -> list[dict[str, str]]:
     try:
-        return read_csv(search.table)
-    except (OSError, ValueError):
+        trials = read_csv(search.table)
+        return [
+            {**each, "why": without_places(each.get("why", ""), search.trial(int(each["trial"])))} for each in trials
+        ]
+    except (OSError, ValueError, KeyError):
         return []
 
 

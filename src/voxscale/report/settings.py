@@ -12,6 +12,7 @@ from voxscale.config.schema import Config
 from voxscale.errors import VoxscaleError
 from voxscale.launch.demo import read_recipe
 from voxscale.report.blocks import Block, Section, columns_of, pairs_table, section, table, words
+from voxscale.report.private import name_alone
 from voxscale.report.reading import ReadRun
 
 DEFAULTS = "the defaults"
@@ -68,7 +69,7 @@ def flat(fields: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shown_fields(config: Config) -> dict[str, Any]:
-    """The config with the names of files alone: the folders above them may name people."""
+    """The config with the names of files alone."""
     fields: dict[str, Any] = _without_folders(plain(config))
     return fields
 
@@ -78,7 +79,7 @@ def _without_folders(value: Any) -> Any:
         return {key: _without_folders(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
-    return f".../{Path(value).name}" if isinstance(value, str) and value.startswith(("/", "~")) else value
+    return name_alone(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
 def _known(config: Config) -> Iterator[tuple[str, Config]]:
