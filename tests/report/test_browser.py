@@ -203,6 +203,11 @@ def test_the_case_that_is_shown_first_is_the_first_of_the_table(
     rows = opened.page.locator("tbody tr.opens")
     assert rows.count() > 2
     assert rows.first.get_attribute("aria-current") == "true"
+    by = "risk" if task == "survival" else "error"
+    order = opened.page.get_by_text("In the order of")
+    assert order.text_content() == f"In the order of {by}, highest first."
+    opened.page.get_by_role("button", name="case", exact=True).click()
+    assert order.text_content() == "In the order of case, from the beginning."
     opened.check()
 
 
@@ -252,6 +257,12 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     page.mouse.wheel(0, 120)
     page.wait_for_function("at => document.querySelector('output').textContent.startsWith(at)", arg=str(first + 1))
     page.keyboard.press("ArrowDown")
+    assert place() == (first, count)
+
+    taken = "keys => keys.filter((key) => !document.querySelector('.panels').dispatchEvent("
+    taken += "new KeyboardEvent('keydown', { ...key, cancelable: true })))"
+    own = [{"key": "p", "ctrlKey": True}, {"key": "o", "metaKey": True}, {"key": "ArrowLeft", "altKey": True}]
+    assert page.evaluate(taken, own) == [], "the browser's shortcuts"
     assert place() == (first, count)
 
     for _ in range(count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -207,6 +208,18 @@ def test_of_folds_all_that_was_held_out_is_shown_and_each_has_its_page(run: Path
     worst = json.loads((run / "previews" / "index.json").read_text())["cases"][0]["case"]
     assert [f'"case":"{fold}-{worst}"' in viewer for fold in (1, 2, 3)] == [True, True, False]
     assert all("Learning rate" in (tmp_path / "folds" / f"fold-{n}" / "report.html").read_text() for n in (1, 2))
+
+
+def test_of_folds_the_worst_case_of_all_is_shown_first(run: Path, tmp_path: Path) -> None:
+    folds = write_folds(tmp_path / "folds", [run, run, run])
+    rows = read_csv(folds / "cases.csv")
+    for row, dice in zip(rows, ("0.5", "0.1", ""), strict=True):
+        row["dice/mean"] = dice
+    write_csv(folds / "cases.csv", list(rows[0]), rows)
+    text = write_report([folds]).read_text()
+    shown = re.findall(r'"case":"(\d)-', text[text.index('"type":"viewer"') :])
+    assert shown == ["2", "1", "3"]
+    assert re.search(r'"opens":\[1,0,2\]', text), "each row its own"
 
 
 def test_runs_that_came_to_no_metric_are_compared(run: Path, tmp_path: Path) -> None:

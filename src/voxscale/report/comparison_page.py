@@ -9,7 +9,7 @@ from typing import Any
 from voxscale.report.blocks import Block, Section, column, columns_of, curve, facts, number, plot, section, table, words
 from voxscale.report.forecast import duration
 from voxscale.report.learning import HOW_TO_ZOOM, metrics_of, points
-from voxscale.report.quality import LOW_IS_GOOD, case_table, evaluations_section, summary_block, viewer
+from voxscale.report.quality import LOW_IS_GOOD, case_table, evaluations_section, in_table_order, summary_block, viewer
 from voxscale.report.reading import MOST_PREVIEW_BYTES, ReadRun, as_number, read_object, read_previews
 from voxscale.report.run_page import interval, page_of
 from voxscale.report.settings import flat, shown_fields
@@ -171,12 +171,13 @@ def _config_table(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None
 def _folds_section(folder: Path | None, together: dict[str, Any], folds: Sequence[ReadRun]) -> Section | None:
     if folder is None or not together:
         return None
-    cases, previews = ReadRun(RunFolder(folder)).cases, _held_out(folds)
+    cases, task, scales = ReadRun(RunFolder(folder)).cases, str(together.get("task")), folds[0].scales if folds else {}
+    previews = in_table_order(_held_out(folds), cases, task, scales)
     return section(
         "All folds together",
         summary_block(together.get("summary") or {}, "Cases by the fold that held them out"),
         summary_block(together.get("test") or {}, "Test cases, by all folds as one"),
-        case_table(cases, str(together.get("task")), previews, scales=folds[0].scales if folds else {}),
+        case_table(cases, task, previews, scales=scales),
         viewer(previews, "cases"),
     )
 

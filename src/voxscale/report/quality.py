@@ -77,7 +77,7 @@ def case_table(
     deviations of what is predicted, so that errors of several targets can be added."""
     if not rows:
         return None
-    names = _mean_first([name for name in rows[0] if name not in NOT_METRICS])
+    names = _metrics_in(rows)
     fold = ["fold"] if "fold" in rows[0] else []
     numeric = [name for name in names if any(as_number(row.get(name)) is not None for row in rows)]
     units = {name: _UNITS.get(name.partition("/")[0], "") for name in names}
@@ -93,9 +93,28 @@ def case_table(
     shown = {each["case"]: number for number, each in enumerate(previews["cases"])} if previews else {}
     opens = [shown.get(row.get("case", "")) for row in rows] if shown else None
     hidden = [name for name in names if name.partition("/")[0] in _SECONDARY]
-    return table(
-        columns, cells, title=title, sort=first, descending=descending, opens=opens, search=len(rows) > 8, hidden=hidden
-    )
+    more = {"opens": opens, "search": len(rows) > 8, "hidden": hidden, "ordered": True}
+    return table(columns, cells, title=title, sort=first, descending=descending, **more)
+
+
+def in_table_order(
+    previews: Mapping[str, Any] | None, rows: Sequence[Cells], task: str, scales: Mapping[str, float]
+) -> Mapping[str, Any] | None:
+    """The pictures of cases as `case_table` has them: the worst first."""
+    if previews is None:
+        return None
+    first, descending = _worst_first(_metrics_in(rows), task)
+
+    def badness(row: Cells) -> tuple[bool, float]:
+        value = _error(row, task, scales) if first == _ERROR else _short(row.get(first))
+        return value is None, (-1 if descending else 1) * (value or 0.0)
+
+    places = {row.get("case", ""): place for place, row in enumerate(sorted(rows, key=badness))}
+    return {**previews, "cases": sorted(previews["cases"], key=lambda each: places.get(each["case"], len(places)))}
+
+
+def _metrics_in(rows: Sequence[Cells]) -> list[str]:
+    return _mean_first([name for name in (rows[0] if rows else ()) if name not in NOT_METRICS])
 
 
 def _mean_first(names: Sequence[str]) -> list[str]:

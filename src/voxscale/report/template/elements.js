@@ -25,6 +25,11 @@ function colour(index) {
   return `var(--c${index % COLOURS})`;
 }
 
+// Keys that are the browser's own.
+function isShortcut(event) {
+  return event.ctrlKey || event.metaKey || event.altKey;
+}
+
 function paint(node, property, value) {
   node.style.setProperty(property, value); // the style attribute itself is forbidden by the page's policy
   return node;

@@ -27,7 +27,7 @@ function drawPlot(block) {
 const KEYS = { "+": [0.25, -0.25], "=": [0.25, -0.25], "-": [-0.5, 0.5], ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25] };
 
 function keyZoom(event, state, zoomTo) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target !== event.currentTarget) return;
+  if (isShortcut(event) || event.target !== event.currentTarget) return;
   if (event.key === "0" || event.key === "Escape") zoomTo(null);
   else if (event.key in KEYS && state.full) {
     const { area, x } = state.view;

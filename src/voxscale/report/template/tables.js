@@ -15,6 +15,7 @@ function drawTable(block, page) {
   const body = element("tbody");
   const digits = block.columns.map((column, index) => (column.number ? digitsFor(block.rows.map((row) => row[index])) : null));
   const head = element("tr");
+  const order = element("span", { class: "note" });
   const more = element("button", { type: "button", onclick: () => change({ all: true }) });
   const isHidden = (column) => !state.wide && (block.hidden || []).includes(column.name);
   const change = (fields) => {
@@ -23,12 +24,13 @@ function drawTable(block, page) {
   };
   const redraw = () => {
     head.replaceChildren(...block.columns.map((column, index) => (isHidden(column) ? null : heading(block, column, index, state, change))).filter(Boolean));
-    const order = block.plain ? block.rows.map((_, index) => index) : sortedRows(block, state);
-    const shown = state.all ? order : order.slice(0, SHOWN_ROWS);
+    const rows = block.plain ? block.rows.map((_, index) => index) : sortedRows(block, state);
+    const shown = state.all ? rows : rows.slice(0, SHOWN_ROWS);
+    order.textContent = orderText(block.columns[state.column], state.descending);
     body.replaceChildren(...shown.map((row) => tableRow(block, row, isHidden, page, digits)));
     markOpen(body, state.open);
-    more.hidden = shown.length === order.length;
-    more.textContent = `Show all ${order.length}`;
+    more.hidden = shown.length === rows.length;
+    more.textContent = `Show all ${rows.length}`;
   };
   redraw();
   if (block.opens) {
@@ -39,7 +41,7 @@ function drawTable(block, page) {
   }
   const table = element("table", {}, block.columns.some((column) => column.name) ? element("thead", {}, head) : null, body);
   const scroll = element("div", { class: "scroll", tabindex: block.rows.length > 8 ? "0" : null, role: "region", "aria-label": block.title || "Table" }, table);
-  const made = card(block, tableTools(block, state, change), scroll, more);
+  const made = card(block, tableTools(block, state, change, order), scroll, more);
   made.classList.add(block.plain ? "plain" : "wide");
   return made;
 }
@@ -105,7 +107,12 @@ function keyOpens(event, open) {
   open();
 }
 
-function tableTools(block, state, change) {
+function orderText(column, descending) {
+  const ends = column.number ? ["lowest first", "highest first"] : ["from the beginning", "from the end"];
+  return `In the order of ${column.name}, ${ends[Number(descending)]}.`;
+}
+
+function tableTools(block, state, change, order) {
   const parts = [];
   if (block.search) {
     const type = (event) => change({ text: event.target.value.trim().toLowerCase() });
@@ -119,6 +126,7 @@ function tableTools(block, state, change) {
     });
     parts.push(toggle);
   }
+  if (block.ordered) parts.push(order);
   if (block.opens) parts.push(element("span", { class: "note" }, "Choose a row to look at the case."));
   return parts.length ? element("div", { class: "table-tools" }, ...parts) : null;
 }

@@ -113,7 +113,7 @@ class Viewer {
   }
 
   key(event) {
-    if (!this.preview) return;
+    if (!this.preview || isShortcut(event)) return;
     const moves = { ArrowUp: 1, ArrowDown: -1, PageUp: 5, PageDown: -5 };
     if (event.key in moves) this.set({ slice: this.state.slice + moves[event.key] });
     else if (event.key === "ArrowLeft") this.show(this.state.place - 1);
