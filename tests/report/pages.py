@@ -72,8 +72,9 @@ def write_search(folder: Path, runs: Mapping[float, Path]) -> Path:
     for number, (rate, run) in enumerate(runs.items()):
         shutil.copytree(run, folder / "trials" / f"{number:04d}")
         row = {"trial": number, "state": "done", "optimizer.lr": rate, "dice/mean": _best(run), "steps": 10}
+        row["train.batch"] = (2, 4)[number % 2]
         rows.append({**row, "wall_s": 1.5, "run": f"trials/{number:04d}", "why": ""})
-    columns = ["trial", "state", "optimizer.lr", "dice/mean", "steps", "wall_s", "run", "why"]
+    columns = ["trial", "state", "optimizer.lr", "train.batch", "dice/mean", "steps", "wall_s", "run", "why"]
     lost = {"trial": len(rows), "state": "failed", "optimizer.lr": 1.0, "why": HOSTILE, "steps": 0}
     write_csv(folder / "trials.csv", columns, [*rows, lost])
     config = yaml.safe_load((runs[best] / "config.yaml").read_text())
@@ -121,7 +122,7 @@ def ended_after_a_step(run: Path, to: Path) -> Path:
 def write_scale(folder: Path) -> Path:
     shares = {"data_share": 0.1, "compute_share": 0.8, "communication_share": 0.1, "global_batch": 4, "step_s": 0.5}
     rows = [
-        {"kind": kind, "world": world, "patches_per_s": 8.0 * gain, "speedup": gain, "efficiency": gain / devices}
+        {"kind": kind, "world": world, "patches_per_s": 31.52 * gain, "speedup": gain, "efficiency": gain / devices}
         | shares
         for kind in ("strong", "weak")
         for world, devices, gain in (("1x1", 1, 1.0), ("1x2", 2, 1.8), ("2x2", 4, 3.1))

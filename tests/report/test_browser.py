@@ -157,7 +157,8 @@ def test_each_kind_opens_and_fits(
     of_run = OF_RUNS if kind in ("segmentation", "survival", "regression", "classification") else []
     assert set(HEADINGS[kind]) | set(of_run) <= set(headings), headings
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "the page scrolls sideways"
-    assert opened.page.locator(".plot svg path.curve").count() > 0 or kind == "regression"
+    if kind != "regression":
+        opened.page.wait_for_selector(".plot svg path.curve", state="attached")
     assert opened.page.evaluate(FAINT) == []
     folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
@@ -333,6 +334,41 @@ def test_a_run_has_one_colour_and_its_state_one_line(pages: dict[str, Path], ope
     assert states.all_text_contents() == ["done", "done", "failed"]
     assert max(each.evaluate("node => node.getClientRects().length && node.clientHeight") for each in states.all()) < 40
     compared.check()
+
+
+def test_a_comparison_says_why_a_run_failed_and_what_its_numbers_are(pages: dict[str, Path], open_page: Open) -> None:
+    compared = open_page(pages["comparison"])
+    table = compared.page.locator("table").first
+    few = ["run ↑", "state", "best", "steps", "devices", "time (s)", "dice/mean", "hd95/mean (mm)", "why"]
+    assert table.locator("th").all_text_contents() == few
+    lost = table.locator("tr", has_text="stopped-at-once").locator("td").all_text_contents()
+    assert (lost[5], lost[-1]) == ("–", "the loss is nan at step 2")
+    assert table.evaluate("node => node.scrollWidth <= node.parentNode.clientWidth"), "nothing is cut"
+    compared.page.get_by_role("button", name="All columns").click()
+    assert "iou/mean" in table.locator("th").all_text_contents()
+    compared.check()
+
+
+def test_tables_of_searches_and_scaling_have_readable_headings(pages: dict[str, Path], open_page: Open) -> None:
+    search, scale = open_page(pages["search"]), open_page(pages["scale"])
+    headings = search.page.locator("table").first.locator("th").all_text_contents()
+    assert headings[2:] == ["dice/mean ↓", "optimizer.lr", "train.batch", "steps", "time (s)", "why"]
+    table = scale.page.locator("table").first
+    headings = table.locator("th").all_text_contents()
+    assert headings[:6] == ["nodes × devices ↑", "scaling", "batch", "step (s)", "patches/s", "speed-up"]
+    assert table.evaluate("node => node.scrollWidth <= node.parentNode.clientWidth"), "nothing is cut"
+    assert scale.page.locator(".fact b").nth(2).text_content() == "97.7"
+    search.check()
+    scale.check()
+
+
+def test_axes_of_choices_name_these_alone(pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages["search"])
+    parallel, scatter = opened.page.locator(".plot").first, opened.page.locator(".plot").nth(2)
+    shown = parallel.locator("text").all_text_contents()
+    assert shown[shown.index("train.batch") + 1 : shown.index("dice/mean")] == ["2", "4"]
+    assert scatter.locator("text").all_text_contents()[:2] == ["2", "4"]
+    opened.check()
 
 
 def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> None:

@@ -24,6 +24,7 @@ from voxscale.report.outcome_plots import roc_curve, survival_curve
 from voxscale.report.page import as_script_data
 from voxscale.report.private import without_places
 from voxscale.report.reading import ReadRun, read_previews
+from voxscale.report.search_page import ticks_of
 from voxscale.report.write import refresh_report, write_report
 from voxscale.runs import RunFolder
 
@@ -175,6 +176,7 @@ def test_of_a_script_that_failed_neither_folders_nor_machines_are_named(cli_here
         ("/home/Jane M Doe/case.nii.gz: found 2 channels", ".../case.nii.gz: found 2 channels"),
         ("open(~jane/x.csv), file:///home/jane/y", "open(.../x.csv), file:.../y"),
         ("dice/mean fell by 1/2, see https://a.org/b/c", "dice/mean fell by 1/2, see https://a.org/b/c"),
+        ("found <b>no</b> case", "found <b>no</b> case"),
         ("gpu-070: the loss is nan", "gpu-070: the loss is nan"),
     ],
 )
@@ -208,6 +210,25 @@ def test_of_folds_all_that_was_held_out_is_shown_and_each_has_its_page(run: Path
     worst = json.loads((run / "previews" / "index.json").read_text())["cases"][0]["case"]
     assert [f'"case":"{fold}-{worst}"' in viewer for fold in (1, 2, 3)] == [True, True, False]
     assert all("Learning rate" in (tmp_path / "folds" / f"fold-{n}" / "report.html").read_text() for n in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "whole", "choices"),
+    [
+        ([4.0, 2.0], True, [2.0, 4.0]),
+        ([float(number) for number in range(9)], True, None),
+        ([0.1, 0.2, 0.1], False, [0.1, 0.2]),
+        ([0.1, 0.2], False, None),
+    ],
+)
+def test_axes_know_choices_and_whole_numbers(values: list[float], whole: bool, choices: list[float] | None) -> None:
+    assert ticks_of(values) == {"whole": whole, "choices": choices}
+
+
+def test_a_time_that_is_not_known_is_not_nought(run: Path, tmp_path: Path) -> None:
+    lost = ended_after_a_step(run, tmp_path / "lost")
+    (lost / "metrics.json").write_text(json.dumps({"task": "segmentation", "state": "failed", "wall_s": 0.0}))
+    assert '["lost","failed",null,2,1,null,' in write_report([run, lost], tmp_path / "two.html").read_text()
 
 
 def test_of_folds_the_worst_case_of_all_is_shown_first(run: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 Block = dict[str, Any]
 Section = dict[str, Any]
 
+_UNITS = {"hd95": "mm", "volume": "ml", "volume_label": "ml"}
 _WHOLE = ("step", "devices")  # axes between whose numbers there is nothing
 _MOST_POINTS = 2000  # of a curve; more cannot be told apart
 
@@ -43,6 +44,16 @@ def curve(name: str, x: Sequence[float], y: Sequence[float], kind: str = "line",
 def column(name: str, *, number: bool = False, unit: str = "") -> Block:
     """Of a table; `number`: its cells are such."""
     return {"name": name, "number": number, "unit": unit}
+
+
+def unit_of(metric: str) -> str:
+    """Of a metric, or of one of its classes."""
+    return _UNITS.get(metric.partition("/")[0], "")
+
+
+def with_unit(metric: str) -> str:
+    """As it stands at an axis or in a title."""
+    return f"{metric} ({unit_of(metric)})" if unit_of(metric) else metric
 
 
 def columns_of(*names: str) -> list[Block]:

@@ -6,10 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from voxscale.report.blocks import Block, Section, column, columns_of, curve, facts, number, plot, section, table, words
+from voxscale.report.blocks import (
+    Block,
+    Section,
+    column,
+    columns_of,
+    curve,
+    facts,
+    number,
+    plot,
+    section,
+    table,
+    unit_of,
+    with_unit,
+    words,
+)
 from voxscale.report.forecast import duration
 from voxscale.report.learning import HOW_TO_ZOOM, metrics_of, points
-from voxscale.report.quality import LOW_IS_GOOD, case_table, evaluations_section, in_table_order, summary_block, viewer
+from voxscale.report.quality import (
+    LOW_IS_GOOD,
+    case_table,
+    evaluations_section,
+    in_table_order,
+    secondary,
+    summary_block,
+    viewer,
+)
 from voxscale.report.reading import MOST_PREVIEW_BYTES, ReadRun, as_number, read_object, read_previews
 from voxscale.report.run_page import interval, page_of
 from voxscale.report.settings import flat, shown_fields
@@ -75,24 +97,19 @@ def _overview(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None:
     shown = [name for name in metrics if name.endswith("/mean") or "/" not in name or len(metrics) <= 12]
     columns = [
         *columns_of("run", "state"),
-        *(column(name, number=True) for name in ("best", "steps", "devices", "time (s)", *shown)),
+        *(column(name, number=True) for name in ("best", "steps", "devices")),
+        column("time", number=True, unit="s"),
+        *(column(name, number=True, unit=unit_of(name)) for name in shown),
     ]
     rows = []
     for run, name in zip(runs, names, strict=True):
         summary = run.metrics.get("summary") or {}
-        means = [summary.get(metric, {}).get("mean") for metric in shown]
-        rows.append(
-            [
-                name,
-                run.row.state,
-                run.row.best,
-                run.row.step,
-                run.plan.get("world_size"),
-                run.metrics.get("wall_s"),
-                *means,
-            ]
-        )
-    return table(columns, rows)
+        about = [run.row.best, run.row.step, run.plan.get("world_size"), run.metrics.get("wall_s") or None]
+        rows.append([name, run.row.state, *about, *(summary.get(metric, {}).get("mean") for metric in shown)])
+    if any(run.why for run in runs):
+        columns.append(column("why"))
+        rows = [[*row, run.why] for row, run in zip(rows, runs, strict=True)]
+    return table(columns, rows, hidden=secondary(shown))
 
 
 def _curves(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
@@ -103,7 +120,7 @@ def _curves(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
         "Learning curves",
         plot("Training loss", "step", "loss", losses),
         *(
-            plot(f"Validation: {metric}", "step", metric, [
+            plot(f"Validation: {metric}", "step", with_unit(metric), [
                 points(run.of_kind("validate"), metric, name, kind="both") for run, name in both
             ])
             for metric in metrics
@@ -133,7 +150,8 @@ def _cases(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
     shared = {case: found for case, found in scores.items() if len(found) > 1}
     columns = [column("case"), *(column(name, number=True) for name in names)]
     rows = [[case, *(found.get(name) for name in names)] for case, found in shared.items()]
-    return section(f"Cases: {metric}", table(columns, rows, sort=names[0], search=len(rows) > 8))
+    first = next((name for name in names if any(name in found for found in shared.values())), None)
+    return section(f"Cases: {with_unit(str(metric))}", table(columns, rows, sort=first, search=len(rows) > 8))
 
 
 def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
@@ -152,7 +170,7 @@ def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
         known = [(at, event[metric]) for at, event in run.timed("validate") if metric and event.get(metric) is not None]
         series.append(curve(name, [at for at, _ in known], [float(value) for _, value in known], "both"))
     block: Block | None = {"type": "bars", "title": "Where the time goes", "bars": bars} if bars else None
-    return section("Time", block, plot(f"Validation over time: {metric}", "seconds", str(metric), series))
+    return section("Time", block, plot(f"Validation over time: {metric}", "seconds", with_unit(str(metric)), series))
 
 
 def _config_table(runs: Sequence[ReadRun], names: Sequence[str]) -> Block | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from voxscale.report.blocks import Block, Section, curve, plot, section, thinned
+from voxscale.report.blocks import Block, Section, curve, plot, section, thinned, with_unit
 from voxscale.report.reading import Event, ReadRun
 
 _FIRST = ("dice", "cindex", "auroc", "r2", "auc", "accuracy", "balanced_accuracy", "f1", "mae")
@@ -46,7 +46,7 @@ def _validation_plot(validated: Sequence[Event], metric: str, *, best: int | Non
     names = dict.fromkeys(name for event in validated for name in event if name.partition("/")[0] == metric)
     series = [points(validated, name, name.partition("/")[2] or metric, kind="both") for name in told_apart(names)]
     note = "The dotted line is at the best model." if best is not None else ""
-    return plot(f"Validation: {metric}", "step", metric, series, mark=best, note=note)
+    return plot(f"Validation: {metric}", "step", with_unit(metric), series, mark=best, note=note)
 
 
 def told_apart(names: Iterable[str]) -> list[str]:

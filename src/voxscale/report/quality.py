@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from voxscale.report.blocks import Block, Section, column, section, table
+from voxscale.report.blocks import Block, Section, column, section, table, unit_of, with_unit
 from voxscale.report.learning import told_apart
 from voxscale.report.outcome_plots import outcome_plots
 from voxscale.report.reading import NOT_METRICS, Cells, ReadRun, as_number, numbers_of, read_previews
 
 LOW_IS_GOOD = ("hd95", "brier", "calibration", "calibration_error", "mae", "rmse", "loss")
-_UNITS = {"hd95": "mm", "volume": "ml", "volume_label": "ml"}
 _SPREAD = ("dice", "hd95")  # metrics whose cases are drawn
-_SECONDARY = (
-    "iou",
-    "sensitivity",
-    "precision",
-    "surface_dice",
-    "volume",
-    "volume_label",
-)  # columns that are shown when asked for
+_SECONDARY = ("iou", "sensitivity", "precision", "surface_dice", "volume", "volume_label")
 _SPLITS = {"val": "validation cases", "test": "test cases", "train": "training cases"}
 
 
@@ -80,10 +72,7 @@ def case_table(
     names = _metrics_in(rows)
     fold = ["fold"] if "fold" in rows[0] else []
     numeric = [name for name in names if any(as_number(row.get(name)) is not None for row in rows)]
-    units = {name: _UNITS.get(name.partition("/")[0], "") for name in names}
-    columns = [
-        column(name, number=name in numeric, unit=units.get(name, "")) for name in ("case", "split", *fold, *names)
-    ]
+    columns = [column(name, number=name in numeric, unit=unit_of(name)) for name in ("case", "split", *fold, *names)]
     cells = [[_short(row.get(c["name"])) if c["number"] else row.get(c["name"]) for c in columns] for row in rows]
     first, descending = _worst_first(names, task)
     if first == _ERROR:
@@ -92,7 +81,7 @@ def case_table(
             line.insert(2 + len(fold), _error(row, task, scales))
     shown = {each["case"]: number for number, each in enumerate(previews["cases"])} if previews else {}
     opens = [shown.get(row.get("case", "")) for row in rows] if shown else None
-    hidden = [name for name in names if name.partition("/")[0] in _SECONDARY]
+    hidden = secondary(names)
     more = {"opens": opens, "search": len(rows) > 8, "hidden": hidden, "ordered": True}
     return table(columns, cells, title=title, sort=first, descending=descending, **more)
 
@@ -111,6 +100,11 @@ def in_table_order(
 
     places = {row.get("case", ""): place for place, row in enumerate(sorted(rows, key=badness))}
     return {**previews, "cases": sorted(previews["cases"], key=lambda each: places.get(each["case"], len(places)))}
+
+
+def secondary(metrics: Sequence[str]) -> list[str]:
+    """Those whose columns are shown when asked for."""
+    return [name for name in metrics if name.partition("/")[0] in _SECONDARY]
 
 
 def _metrics_in(rows: Sequence[Cells]) -> list[str]:
@@ -172,7 +166,7 @@ def summary_block(summary: Mapping[str, Any], title: str) -> Block | None:
         row = {"name": of_class or "all", "mean": entry["mean"], "low": low, "high": high}
         groups.setdefault(metric, []).append(row)
     shown = [
-        {"metric": metric, "low": metric in LOW_IS_GOOD, "unit": _UNITS.get(metric, ""), "rows": rows}
+        {"metric": metric, "low": metric in LOW_IS_GOOD, "unit": unit_of(metric), "rows": rows}
         for metric, rows in groups.items()
     ]
     return {"type": "intervals", "title": title, "groups": shown} if shown else None
@@ -189,10 +183,10 @@ def _spread(rows: Sequence[Cells], metric: str, title: str) -> Block | None:
         if known:
             name, values = key.partition("/")[2], [float(f"{value:.5g}") for _, value in known]
             groups.append({"name": name, "index": index, "values": values, "cases": [case for case, _ in known]})
-    unit = f" ({_UNITS[metric]})" if metric in _UNITS else ""
     if not groups:
         return None
-    return {"type": "spread", "title": f"{metric}{unit} of the {title}", "groups": groups, "share": unit == ""}
+    about = {"title": f"{with_unit(metric)} of the {title}", "share": not unit_of(metric)}
+    return {"type": "spread", **about, "groups": groups}
 
 
 def _details(metrics: Mapping[str, Any], split: str) -> Mapping[str, Any]:

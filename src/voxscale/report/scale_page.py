@@ -13,6 +13,17 @@ from voxscale.runs import ScaleFolder
 
 _PARTS = {"data_share": "data", "compute_share": "computing", "communication_share": "communication"}
 _KINDS = {"strong": "strong: one batch, shared out", "weak": "weak: the batch grows"}
+_COLUMNS = {
+    "world": column("nodes × devices"),
+    "kind": column("scaling"),
+    "global_batch": column("batch", number=True),
+    "step_s": column("step", number=True, unit="s"),
+    "wall_s": column("time", number=True, unit="s"),
+    "patches_per_s": column("patches/s", number=True),
+    "speedup": column("speed-up", number=True),
+    "efficiency": column("efficiency", number=True),
+    **{field: column(name, number=True, unit="share") for field, name in _PARTS.items()},
+}
 
 
 def scale_page(folder: ScaleFolder, content: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +61,7 @@ def _headline(rows: list[dict[str, Any]], bottleneck: Any) -> list[tuple[str, st
     return [
         ("speed-up", f"{last['speedup']:.2f}×", f"on {last['world']} (nodes × devices)"),
         ("efficiency", f"{last['efficiency']:.0%}", f"{kind} scaling" if kind else ""),
-        ("patches a second", number(last["patches_per_s"]), f"on {last['world']}") if "patches_per_s" in last else None,
+        ("patches a second", _speed(last["patches_per_s"]), f"on {last['world']}") if "patches_per_s" in last else None,
         ("wall time", duration(last["wall_s"]), f"on {last['world']}") if "wall_s" in last else None,
         ("holds it back", _PARTS.get(f"{bottleneck}_share", str(bottleneck)), "") if bottleneck else None,
     ]
@@ -72,6 +83,11 @@ def _shares(rows: list[dict[str, Any]]) -> Block | None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Block | None:
-    names = list(rows[0])
-    columns = [column(name, number=not isinstance(rows[0][name], str)) for name in names]
-    return table(columns, [[row.get(name) for name in names] for row in rows], title="All figures")
+    names = [name for name in _COLUMNS if name in rows[0]]
+    columns = [_COLUMNS[name] for name in names]
+    hidden = [part for field, part in _PARTS.items() if field in names]  # the bars show them
+    return table(columns, [[row.get(name) for name in names] for row in rows], title="All figures", hidden=hidden)
+
+
+def _speed(patches_per_s: float) -> str:
+    return number(patches_per_s, digits=1 if patches_per_s >= 1 else 3)

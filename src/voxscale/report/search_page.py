@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from voxscale.config.load import read_config, render_fields
 from voxscale.config.schema import Config
 from voxscale.errors import VoxscaleError
 from voxscale.files import read_csv
-from voxscale.report.blocks import Block, Section, column, curve, facts, number, plot, section, table, words
+from voxscale.report.blocks import (
+    Block,
+    Section,
+    column,
+    curve,
+    facts,
+    number,
+    plot,
+    section,
+    table,
+    unit_of,
+    with_unit,
+    words,
+)
 from voxscale.report.forecast import duration
 from voxscale.report.learning import points
 from voxscale.report.private import without_places
@@ -18,6 +32,7 @@ from voxscale.report.settings import code_block, differences_block, shown_fields
 from voxscale.runs import RunFolder, SearchFolder
 
 _CURVES = 12  # of the best trials
+_CHOICES = 6  # that an axis names one by one
 _ABOUT = ("trial", "state", "steps", "wall_s", "configuration", "seed", "run", "why")
 
 
@@ -62,28 +77,32 @@ def _headline(metrics: dict[str, Any]) -> list[tuple[str, str, str] | None]:
 
 def _table(trials: list[dict[str, str]], fields: list[str], metric: str, *, minimal: bool) -> Block | None:
     numeric = {name for name in (*fields, metric) if any(as_number(trial.get(name)) is not None for trial in trials)}
-    columns = [
-        *(column("trial", number=True), column("state")),
-        *(column(name, number=name in numeric) for name in (metric, *fields)),
-        *(column("steps", number=True), column("wall_s", number=True), column("why")),
-    ]
+    columns = {
+        "trial": column("trial", number=True),
+        "state": column("state"),
+        **{name: column(name, number=name in numeric, unit=unit_of(name)) for name in (metric, *fields)},
+        "steps": column("steps", number=True),
+        "wall_s": column("time", number=True, unit="s"),
+        "why": column("why"),
+    }
     rows = [
-        [as_number(trial.get(c["name"])) if c["number"] else trial.get(c["name"], "") for c in columns]
+        [as_number(trial.get(name)) if c["number"] else trial.get(name, "") for name, c in columns.items()]
         for trial in trials
     ]
-    return table(columns, rows, sort=metric, descending=not minimal, search=len(rows) > 8)
+    return table(list(columns.values()), rows, sort=metric, descending=not minimal, search=len(rows) > 8)
 
 
 def _fields_section(trials: list[dict[str, str]], fields: list[str], metric: str, *, minimal: bool) -> Section | None:
     known = [trial for trial in trials if as_number(trial.get(metric)) is not None]
     if not known:
         return None
-    axes = []
+    axes: list[Block] = []
     for name in (*fields, metric):
         cells = [trial.get(name, "") for trial in known]
-        numbers = [as_number(cell) for cell in cells]
-        is_number = all(value is not None for value in numbers)
-        axes.append({"name": name, "number": is_number, "values": numbers if is_number else cells})
+        numbers = [value for cell in cells if (value := as_number(cell)) is not None]
+        is_number = len(numbers) == len(cells)
+        axis = {"name": name, "number": is_number, "values": numbers if is_number else cells}
+        axes.append({**axis, **(ticks_of(numbers) if is_number else {})})
     parallel: Block = {
         "type": "parallel",
         "title": "Parallel coordinates",
@@ -95,14 +114,24 @@ def _fields_section(trials: list[dict[str, str]], fields: list[str], metric: str
         plot(
             f"{metric} over {axis['name']}",
             str(axis["name"]),
-            metric,
-            [curve("trials", axis["values"], axes[-1]["values"], "points", tips=parallel["names"])],  # type: ignore[arg-type]
+            with_unit(metric),
+            [curve("trials", axis["values"], axes[-1]["values"], "points", tips=parallel["names"])],
             log_x=_is_wide(axis["values"]),
+            whole=axis["whole"],
+            choices=axis["choices"],
         )
         for axis in axes[:-1]
         if axis["number"]
     ]
     return section("Fields and results", parallel, *drawn)
+
+
+def ticks_of(values: Sequence[float]) -> dict[str, Any]:
+    """Of an axis: between whole numbers there is nothing, nor between a few values that were chosen from."""
+    whole = all(value.is_integer() for value in values)
+    found = sorted(set(values))
+    were_chosen = len(found) <= _CHOICES and (whole or len(found) < len(values))
+    return {"whole": whole, "choices": found if were_chosen else None}
 
 
 def _is_wide(values: Any) -> bool:
@@ -117,7 +146,7 @@ def _curves(search: SearchFolder, trials: list[dict[str, str]], metric: str, *, 
         for _, index in best
     ]
     title = f"Validation: {metric}" + (f" of the best {_CURVES}" if len(known) > _CURVES else "")
-    return section("Learning curves", plot(title, "step", metric, series))
+    return section("Learning curves", plot(title, "step", with_unit(metric), series))
 
 
 def _best_section(search: SearchFolder) -> Section | None:

@@ -1,5 +1,7 @@
 // Parallel coordinates: a line for each trial across its fields, coloured by how good it is.
 
+const APART = 14; // pixels between the numbers of an axis
+
 function drawParallel(block) {
   const box = element("div", { class: "parallel plot" });
   watchWidth(box, (width) => box.replaceChildren(parallelSvg(block, width, box)));
@@ -58,6 +60,10 @@ function parallelAxis(axis, top, bottom) {
   const high = values.reduce((a, b) => Math.max(a, b));
   const log = low > 0 && high / low > 20;
   const place = low === high ? () => (top + bottom) / 2 : scaled([low, high], [bottom, top], log);
-  const between = (log ? logTicks(low, high) : ticks(low, high, 4)).filter((at) => Math.abs(place(at) - top) > 14 && Math.abs(place(at) - bottom) > 14);
-  return { place, marks: low === high ? [low] : [low, ...between.slice(0, 5), high].map((at) => Number(at.toPrecision(3))) };
+  if (low === high) return { place, marks: [low] };
+  const marks = [low];
+  for (const at of axis.choices || (log ? logTicks(low, high) : ticks(low, high, 4, axis.whole))) {
+    if (place(marks[marks.length - 1]) - place(at) > APART && place(at) - top > APART) marks.push(at);
+  }
+  return { place, marks: [...marks, high].map((at) => (axis.whole ? at : Number(at.toPrecision(3)))) };
 }

@@ -130,7 +130,7 @@ function scaled([low, high], [from, to], log) {
 
 function axes(block, area, x, y, xRange, yRange) {
   const parts = [];
-  const across = block.logX ? logTicks(...xRange) : ticks(...xRange, Math.max(2, (area.right - area.left) / 90), block.whole);
+  const across = block.choices || (block.logX ? logTicks(...xRange) : ticks(...xRange, Math.max(2, (area.right - area.left) / 90), block.whole));
   let last = -Infinity;
   const acrossTexts = block.logX ? across.map(format) : tickTexts(across);
   for (const [number, at] of across.entries()) {

@@ -88,8 +88,8 @@ function tableRow(block, row, isHidden, page, digits) {
     const column = block.columns[index];
     if (isHidden(column)) return null;
     const missing = cell === null || cell === undefined || cell === "";
-    const short = !block.plain && String(cell).length <= SHORT;
-    return element("td", { class: [column.number ? "number" : short ? "short" : "", missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
+    const text = block.plain ? "" : String(cell).length <= SHORT ? "short" : "long";
+    return element("td", { class: [column.number ? "number" : text, missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
   });
   const line = element("tr", {}, ...cells);
   const opens = block.opens ? block.opens[row] : null;
