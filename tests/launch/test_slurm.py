@@ -24,6 +24,8 @@ from lab.ray import kill, ranks_in
 from lab.slurm import SlurmLab, until
 from lab.terminal import CTRL_C, Terminal
 from lab.trained import LONG, NUM_STEPS, SLOW
+from voxscale.files import locked, write_json
+from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 
 pytestmark = pytest.mark.slurm
@@ -328,6 +330,32 @@ def test_left_with_ctrl_c_then_cancelled_it_saves_and_goes_on(
     assert cli("cancel", run, env=idle_slurm.environ).code == 2, "nothing is left to cancel"
     assert on_slurm(*words).code == 0
     assert_same_model(run, undisturbed(2))
+
+
+def test_a_job_of_another_cluster_is_not_taken_for_the_one_of_its_number_here(
+    idle_slurm: SlurmLab, cli: Cli, tmp_path: Path
+) -> None:
+    """A folder that two clusters see: its job 7 is not this cluster's job 7, and neither is that of its owner."""
+    run = RunFolder(tmp_path / "run")
+    run.launch.mkdir(parents=True)
+    (run.launch / "job.sbatch").write_text("#!/bin/bash\nsleep 600\n")
+    with idle_slurm.occupy(["node1"]) as other:
+        job = {"kind": "train", "id": other, "file": str(run.launch / "job.sbatch"), "logs": ["out"]}
+        write_json(run.jobs, {"jobs": [job]})
+        (row,) = cli("runs", tmp_path, "--json", env=idle_slurm.environ).json["runs"]
+        assert (row["state"], row["job"]) == ("new", other)
+        done = cli("cancel", run.root, env=idle_slurm.environ)
+        assert (done.code, "nothing is queued or running" in done.err) == (2, True), done.err
+        run.logs.joinpath(f"{other}-0").mkdir(parents=True)
+        run.logs.joinpath(f"{other}-0", "step").write_text("0")
+        write_json(run.owner, {"host": "node1-elsewhere", "pid": 1, "since": "now", "job": str(other)})
+        with locked(run.owner_lock):
+            done = cli("cancel", run.root, env=idle_slurm.environ)
+        assert (done.code, "stop it there" in done.err) == (4, True), done.err
+        assert idle_slurm.state(other) == "RUNNING"
+    own = idle_slurm.submit("--output=/dev/null", run.launch / "job.sbatch")
+    write_json(run.jobs, {"jobs": [{**job, "id": own}]})
+    assert cli("cancel", run.root, env=idle_slurm.environ).out.strip() == f"cancelled job {own} (train)"
 
 
 def test_ctrl_c_cancels_what_waits(

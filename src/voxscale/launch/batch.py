@@ -29,7 +29,7 @@ from voxscale.launch.sbatch import (
     render_sbatch,
     signal_before_limit_s,
 )
-from voxscale.launch.slurm import JobState, cancel, expand_output, states_of, submit
+from voxscale.launch.slurm import GONE, JobState, cancel, expand_output, states_of, submit
 from voxscale.runs import RunFolder
 
 TRAIN, OPEN, COLLECT, EVALUATE, PREPARE, SCRIPT, CHECK, SEARCH, MEASURE = (
@@ -58,6 +58,12 @@ class Submitted:
     @property
     def log(self) -> str:
         return self.logs[0] if not self.is_array else f"{self.logs[0]} … {Path(self.logs[-1]).name}"
+
+    def state_in(self, states: Mapping[int, JobState]) -> JobState:
+        """Its state among those that SLURM tells by number. The same number with another file is another job's: the
+        folder may be seen from a second cluster, or the numbers have begun again."""
+        state = states.get(self.id, GONE)
+        return state if state.file == self.file else GONE
 
 
 def train_jobs(
@@ -294,7 +300,7 @@ def unfinished_jobs(run: RunFolder, environ: Mapping[str, str]) -> list[tuple[Su
     """Those of a folder's jobs that wait or run now, as far as SLURM can be asked from here."""
     jobs = read_jobs(run) if shutil.which("squeue", path=environ.get("PATH")) else []
     states = states_of([job.id for job in jobs], environ)
-    return [(job, states[job.id]) for job in jobs if not states[job.id].is_over]
+    return [(job, state) for job in jobs if not (state := job.state_in(states)).is_over]
 
 
 def _described(request: Request) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import read_json
 from voxscale.launch.batch import unfinished_jobs
+from voxscale.launch.meeting import expand_nodes
 from voxscale.launch.outcome import newest_reports
-from voxscale.launch.slurm import ask, cancel
+from voxscale.launch.slurm import ask, cancel, states_of
 from voxscale.runs import RunFolder, runs_of
 from voxscale.train.ownership import is_live
 
@@ -39,7 +40,7 @@ def _stop_owners(runs: Sequence[RunFolder], environ: Mapping[str, str]) -> list[
         if not is_live(run):
             continue
         owner = read_json(run.owner)
-        if step := _step_of(run, owner):
+        if step := _step_of(run, owner, environ):
             ask("scancel", "-s", "USR1", step, environ=environ)
             stopped.append(f"told step {step} to save and end")
             continue
@@ -53,7 +54,13 @@ def _stop_owners(runs: Sequence[RunFolder], environ: Mapping[str, str]) -> list[
     return stopped
 
 
-def _step_of(run: RunFolder, owner: Mapping[str, Any]) -> str:
-    """The step of a job in whose allocation a run was started."""
-    step = newest_reports(run) / "step"
-    return f"{owner['job']}.{step.read_text()}" if "job" in owner and step.is_file() and step.read_text() else ""
+def _step_of(run: RunFolder, owner: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """The step of a job in whose allocation a run was started. One that is not on its owner's host is another's: the
+    folder may be seen from a second cluster."""
+    file = newest_reports(run) / "step"
+    step = file.read_text() if "job" in owner and file.is_file() else ""
+    if not step:
+        return ""
+    job = int(owner["job"])
+    hosts = expand_nodes(states_of([job], environ)[job].nodes)
+    return f"{job}.{step}" if owner["host"].partition(".")[0] in hosts else ""

@@ -57,13 +57,14 @@ def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen
     intervals, last_answer = _intervals(), time.monotonic()
     while True:
         try:
-            states = states_of(numbers, environ)
+            found = states_of(numbers, environ)
             last_answer = time.monotonic()
-            for job in jobs:
-                _say_once(job.id, _described(job, states[job.id]), shown, screen)
-            if all(state.is_over for state in states.values()):
+            states = [job.state_in(found) for job in jobs]
+            for job, state in zip(jobs, states, strict=True):
+                _say_once(job.id, _described(job, state), shown, screen)
+            if all(state.is_over for state in states):
                 _show_for(_FLUSH_S, logs, screen)
-                return [states[number] for number in numbers]
+                return states
         except InfrastructureError as error:
             if time.monotonic() - last_answer > _PATIENCE_S:
                 raise

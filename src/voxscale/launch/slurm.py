@@ -25,6 +25,7 @@ class JobState:
     state: str
     reason: str = ""
     nodes: str = ""
+    file: str = ""  # that it was submitted with
 
     @property
     def is_over(self) -> bool:
@@ -91,16 +92,16 @@ def states_of(jobs: Sequence[int], environ: Mapping[str, str]) -> dict[int, JobS
         return {}
     numbers = ",".join(map(str, jobs))
     try:
-        answer = ask("squeue", "-h", "-r", "-t", "all", "-j", numbers, "-o", "%A|%F|%T|%r|%N", environ=environ)
+        answer = ask("squeue", "-h", "-r", "-t", "all", "-j", numbers, "-o", "%A|%F|%T|%r|%N|%o", environ=environ)
     except InfrastructureError as error:
         if "Invalid job id" not in error.message:
             raise
         answer = ""
     found: dict[int, list[JobState]] = {}
     for line in answer.splitlines():
-        own, array, state, reason, nodes = line.split("|", 4)
+        own, array, *described = line.split("|", 5)
         for number in {int(own), int(array)}:
-            found.setdefault(number, []).append(JobState(state, reason, nodes))
+            found.setdefault(number, []).append(JobState(*described))
     return {
         job: min(found.get(job, [GONE]), key=lambda each: (each.is_over, each.state == "COMPLETED")) for job in jobs
     }

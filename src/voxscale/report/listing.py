@@ -14,7 +14,7 @@ from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
 from voxscale.launch.outcome import newest_reports, node_failures, read_failure
-from voxscale.launch.slurm import GONE, JobState, states_of
+from voxscale.launch.slurm import JobState, states_of
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
@@ -52,7 +52,7 @@ def list_runs(folder: Path) -> list[RunRow]:
     for run in runs:
         job = jobs.get(run.root)
         row = _describe_safely(run)
-        rows.append(_with_job(row, job.id, states.get(job.id, GONE)) if job is not None else row)
+        rows.append(_with_job(row, job.id, job.state_in(states)) if job is not None else row)
     return sorted(rows, key=lambda row: row.age_s)
 
 

@@ -13,7 +13,7 @@ from voxscale.config.load import read_config
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.files import NewLines, read_json
 from voxscale.launch.batch import Submitted
-from voxscale.launch.slurm import GONE, JobState, states_of
+from voxscale.launch.slurm import JobState, states_of
 from voxscale.plan.plan import Plan
 from voxscale.report.happened import Happened
 from voxscale.report.listing import describe_search, is_carried_on, is_listed, newest_job, state_of, why_failed
@@ -259,7 +259,7 @@ class _Queue:
             self._asked, self._next = _Asked(job), 0.0
         elif time.monotonic() >= self._next or self._asked.job != job:
             with contextlib.suppress(VoxscaleError):  # the folder is worth watching where there is no scheduler
-                self._asked = _Asked(job, states_of([job.id], self._environ).get(job.id, GONE))
+                self._asked = _Asked(job, job.state_in(states_of([job.id], self._environ)))
             self._next = time.monotonic() + _ASK_S
         return self._asked
 
