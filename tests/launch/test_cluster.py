@@ -18,7 +18,8 @@ from voxscale.errors import InfrastructureError
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.detect import detect_site, make_site
 from voxscale.launch.partitions import Accounting, make_accounting, make_partitions, parse_gres, render_time
-from voxscale.launch.sbatch import Request
+from voxscale.launch.placing import within_limit
+from voxscale.launch.sbatch import Planned, Request
 
 NODES = """\
 NodeName=g1 Arch=x86_64 CPUTot=64 AvailableFeatures=a100,ib ActiveFeatures=a100,ib Gres=gpu:a100:4(S:0-1),mps:400 \
@@ -239,6 +240,18 @@ def test_a_cluster_that_says_little_still_gives_a_site() -> None:
     assert "memory: SLURM does not say how much nodes have; left to the cluster" in notes
     with pytest.raises(InfrastructureError, match="no partition that is UP"):
         make_site(Cluster(()), {})
+
+
+def test_a_job_that_asks_for_no_time_is_told_to_save_within_what_it_gets() -> None:
+    """SLURM gives it the partition's default time, not the longest."""
+    text = "PartitionName=brief Default=YES DefaultTime=00:02:00 MaxTime=02:00:00\nPartitionName=p DefaultTime=NONE\n"
+    cluster = Cluster(make_partitions(text + "PartitionName=q DefaultTime=NONE MaxTime=00:08:00\n", ""))
+    site, planned = Site(), Request(planned=Planned(None, "01:00:00", "steps"))
+    assert within_limit(site, Request(), cluster).signal_s == 60
+    assert within_limit(site, planned, cluster).signal_s == 300, "a planned time is asked for"
+    assert within_limit(Site(time="1:00:00"), Request(), cluster).signal_s == 300
+    assert within_limit(Site(partition="p"), Request(), cluster).signal_s == 300
+    assert within_limit(Site(partition="q"), Request(), cluster).signal_s == 240
 
 
 def test_no_slurm_is_said(tmp_path: Path) -> None:

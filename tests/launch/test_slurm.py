@@ -589,6 +589,20 @@ def test_dry_run_prints_the_job_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_default_time_of_a_partition_is_the_limit_where_none_is_stated(
+    on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    brief = ["PartitionName=brief", "Nodes=node1", "DefaultTime=1", "MaxTime=1:00:00"]
+    idle_slurm.run("scontrol", "create", *brief)
+    words = ["site.partition=brief", "--devices", 1, "--run", tmp_path / "run", "--dry-run"]
+    try:
+        done = on_slurm("train", write_config(), *words)
+    finally:
+        idle_slurm.run("scontrol", "delete", "PartitionName=brief")
+    assert "--time" not in done.out
+    assert "--signal=B:USR1@30\n" in done.out, done.err
+
+
 def test_a_site_is_detected_and_checked(idle_slurm: SlurmLab, cli: Cli, tmp_path: Path) -> None:
     """The lab's GPUs are device files and no more: that is what the check has to find."""
     path, environ = tmp_path / "lab.yaml", idle_slurm.environ

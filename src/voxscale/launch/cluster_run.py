@@ -96,7 +96,7 @@ def draft_submission(
     config = with_scratch(config, place.site, environ)
     nodes_of = look_at_nodes(environ)
     code = own_code(config)
-    place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
+    place = replace(place, site=with_code(place.site, code))
     request = make_request(place, config.train.batch, nodes_of, preferred=config.train.devices)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
@@ -115,6 +115,7 @@ def draft_submission(
     if opened and isinstance(nodes_of, Cluster):
         planned = plan_request(next(iter(each.values())), environ, place.site, request, nodes_of)
         asked = replace(request, planned=planned)
+    place = replace(place, site=within_limit(place.site, asked, nodes_of))
     if folds:
         jobs = fold_jobs(root, place.site, asked, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
     else:

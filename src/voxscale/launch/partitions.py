@@ -67,6 +67,7 @@ class Partition:
     is_default: bool = False
     is_open: bool = True  # shown to everyone and for everyone, as far as accounts and QOS go
     state: str = "UP"
+    default_time_s: int | None = None
     max_time_s: int | None = None
     min_nodes: int = 0
     max_nodes: int | None = None
@@ -84,6 +85,11 @@ class Partition:
     @property
     def most_memory_mb(self) -> int:
         return max((node.memory_mb for node in self.nodes), default=0)
+
+    @property
+    def unstated_time_s(self) -> int | None:
+        """The limit of a job that asks for none."""
+        return self.default_time_s if self.default_time_s is not None else self.max_time_s
 
     def allows_s(self, seconds: int) -> bool:
         return self.max_time_s is None or seconds <= self.max_time_s
@@ -154,6 +160,7 @@ def make_partitions(partitions: str, nodes: str) -> tuple[Partition, ...]:
             is_open="YES" not in (fields.get("Hidden"), fields.get("RootOnly"), fields.get("ReqResv"))
             and fields.get("AllowGroups", "ALL") == "ALL",
             state=fields.get("State", "UP"),
+            default_time_s=_limit_s(fields.get("DefaultTime", "")),
             max_time_s=_limit_s(fields.get("MaxTime", "")),
             min_nodes=_number(fields.get("MinNodes", "")) or 0,
             max_nodes=_number(fields.get("MaxNodes", "")),

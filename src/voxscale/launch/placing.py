@@ -18,7 +18,7 @@ from voxscale.errors import ConfigError
 from voxscale.launch.allocation import Allocation
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.container import check_container
-from voxscale.launch.sbatch import Placement, Request
+from voxscale.launch.sbatch import Placement, Request, time_limit
 from voxscale.plan.resources import Machine, choose_devices
 
 
@@ -90,11 +90,11 @@ def with_code(site: Site, folders: Sequence[Path]) -> Site:
     return site.model_copy(update={"env": {**site.env, "PYTHONPATH": path}})
 
 
-def within_limit(site: Site, nodes_of: Cluster | Allocation) -> Site:
-    """The site with its signal within the partition's own time limit, where it states none itself."""
-    if site.time is not None or isinstance(nodes_of, Allocation):
+def within_limit(site: Site, request: Request, nodes_of: Cluster | Allocation) -> Site:
+    """The site with its signal within the time that the partition gives to a job that asks for none."""
+    if time_limit(site, request) is not None or isinstance(nodes_of, Allocation):
         return site
-    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.max_time_s) is not None]
+    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.unstated_time_s) is not None]
     return site.model_copy(update={"signal_s": max(10, min([site.signal_s, *(limit // 2 for limit in limits)]))})
 
 

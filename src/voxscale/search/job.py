@@ -70,8 +70,8 @@ def draft_search_job(
     folder = draft_search(config, root, fresh=fresh)
     config = with_scratch(config, place.site, environ)
     nodes_of, code = look_at_nodes(environ), own_code(config)
-    place = replace(place, site=with_code(within_limit(place.site, nodes_of), code))
     request = make_request(place, PerDevice(per_device=1), nodes_of)
+    place = replace(place, site=with_code(within_limit(place.site, request, nodes_of), code))
     _refuse_too_large(config, place.site, request)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
