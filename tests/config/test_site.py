@@ -55,6 +55,8 @@ def test_times_as_slurm_writes_them(text: str, seconds: int) -> None:
         ({"account": "-x"}, "account: found '-x'"),
         ({"time": "12h"}, "time: found '12h', expected a time such as 30, 12:00:00 or 2-00:00:00"),
         ({"time": "٣٠"}, "time: found"),
+        ({"time": 0}, "time: found '0', expected more than 0, which SLURM takes for no limit"),
+        ({"time": "0-00:00"}, "time: found '0-00:00', expected more than 0"),
         ({"time": True}, "time: found True, expected a valid string"),
         ({"memory": {"per_node": "64GB"}}, "expected a number with K, M, G or T, such as 64G"),
         ({"memory": {}}, "memory: expected one of per_node and per_device"),

@@ -483,6 +483,30 @@ def test_inside_an_allocation(
     assert "has 1 (node" in too_many.stderr
 
 
+def test_what_only_waiting_jobs_have_is_refused_where_nothing_waits(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    site: Path,
+    networks_folder: Path,
+    tmp_path: Path,
+) -> None:
+    config, run = write_config(), tmp_path / "run"
+    voxscale = [sys.executable, "-m", "voxscale"]
+    train = ["train", config, "--run", run]
+    for verb in (train, ["launch", networks_folder / "networks.py", "--run", run]):
+        words = [*voxscale, *verb, "--on", "slurm", "--site", site, "--devices", 1, "--detach", "--after", 1]
+        done = idle_slurm.run("salloc", "-N1", "-c1", *words, timeout=60, check=False)
+        assert done.returncode == 2, done.stderr
+        assert "--after, --detach: this shell belongs to job" in done.stderr
+    done = on_slurm(*train, "--devices", 1, "--after", 99999)
+    assert (done.code, "--after 99999: SLURM does not know this job" in done.err) == (2, True), done.err
+    done = on_slurm(*train, "--devices", 1, "--no-start")
+    assert (done.code, "--no-start: not for --on slurm" in done.err) == (2, True), done.err
+    assert not run.exists()
+    assert not idle_slurm.run("squeue", "-h").stdout
+
+
 def test_a_shell_of_one_task_does_not_change_the_world(
     idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -129,7 +129,7 @@ def train(
     on_ray = placed_on_ray(
         on, address, nodes, devices, site or of_site, **for_jobs, **for_training, no_start=no_start
     )  # fmt: skip
-    place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs, **for_training)
+    place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs, **for_training, no_start=no_start)
     how: dict[str, Any] = {"fresh": fresh, "folds": folds is not None}
     here: dict[str, Any] = {"devices": devices, "profile": profile}
     if place is not None:

@@ -57,6 +57,12 @@ def seconds_of(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def _some_time(time: str) -> str:
+    if seconds_of(time) == 0:
+        raise ValueError(f"found {time!r}, expected more than 0, which SLURM takes for no limit")
+    return time
+
+
 _TIME = r"\d{1,7}(:\d{1,2}){0,2}|\d{1,5}-\d{1,2}(:\d{1,2}){0,2}"
 Name = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*", "letters, digits and . _ @ + -")]
 Names = Annotated[
@@ -70,7 +76,12 @@ Interface = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}", "an int
 Memory = Annotated[
     str, BeforeValidator(_as_text), _allowed(r"[1-9]\d{0,9}[KMGT]?", "a number with K, M, G or T, such as 64G")
 ]
-Time = Annotated[str, BeforeValidator(_as_text), _allowed(_TIME, "a time such as 30, 12:00:00 or 2-00:00:00")]
+Time = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    _allowed(_TIME, "a time such as 30, 12:00:00 or 2-00:00:00"),
+    AfterValidator(_some_time),
+]
 OneLine = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
 Word = Annotated[OneLine, AfterValidator(_no_option)]
 Pattern = Annotated[

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from voxscale.config.site import Site
-from voxscale.errors import InfrastructureError
+from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch.batch import write_jobs
 from voxscale.launch.meeting import expand_nodes
 from voxscale.launch.sbatch import Job
@@ -43,6 +43,14 @@ class Allocation:
             raise InfrastructureError(
                 f"--nodes {nodes}: this shell's job {self.job} has {len(self.nodes)} ({', '.join(self.nodes)})",
                 fix=f"ask for at most {len(self.nodes)}, or start outside of the allocation to submit a job",
+            )
+
+    def refuse_later(self, **asked: object) -> None:
+        """Refuse options of jobs that wait: what is started in an allocation runs there and then."""
+        if given := [f"--{name}" for name, value in asked.items() if value]:
+            raise ConfigError(
+                f"{', '.join(given)}: this shell belongs to job {self.job}, where it would run there and then",
+                fix="leave it out, or start outside of the allocation to submit a job",
             )
 
 

@@ -25,7 +25,7 @@ def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> di
     """Run the survey on the site's nodes. Returns what the ranks found, with `findings` in words."""
     refuse_unspeakable(folder)
     place = replace(place, site=place.site.model_copy(update={"time": "2"}))
-    nodes_of = look_at_nodes(environ)
+    nodes_of = look_at_nodes(place, environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     check_place(place.site, request, [folder], nodes_of)
     run = RunFolder(folder)

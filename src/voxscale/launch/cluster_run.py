@@ -94,7 +94,7 @@ def draft_submission(
     """Check everything that can be checked before a job waits for hours. Nothing is written."""
     refuse_unspeakable(root)
     config = with_scratch(config, place.site, environ)
-    nodes_of = look_at_nodes(environ)
+    nodes_of = look_at_nodes(place, environ)
     code = own_code(config)
     place = replace(place, site=with_code(place.site, code))
     request = make_request(place, config.train.batch, nodes_of, preferred=config.train.devices)
@@ -189,7 +189,7 @@ def evaluate_on_slurm(
     Raises what made it fail.
     """
     config = with_scratch(read_config(runs[0].config if runs[0].exists else runs[0].asked), place.site, environ)
-    nodes_of = look_at_nodes(environ)
+    nodes_of = look_at_nodes(place, environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     code = own_code(config)
     place = replace(place, site=with_code(place.site, code))
@@ -253,7 +253,7 @@ def measure_on_slurm(submission: Submission, words: Sequence[str], environ: Mapp
         submission.root, site, request, jobs[TRAIN].binds, words, kind=MEASURE, purpose="measure steps"
     )  # fmt: skip
     opening = {OPEN: jobs[OPEN]} if OPEN in jobs else {}
-    nodes_of = submission.allocation or look_at_nodes(environ)
+    nodes_of = submission.allocation or look_at_nodes(submission.place, environ)
     try:
         run_on_slurm({**opening, MEASURE: job}, request, environ, submission.place, nodes_of, may_leave=False)
     except VoxscaleError:
@@ -273,7 +273,7 @@ def prepare_on_slurm(
     config = with_scratch(config, place.site, environ)
     if config.data.store is not None:
         words = [*(word for word in words if not word.startswith("data.store=")), f"data.store={config.data.store}"]
-    nodes_of = look_at_nodes(environ)
+    nodes_of = look_at_nodes(place, environ)
     binds = [*binds_for(config, root, environ, place.site), Path(words[0]).parent]
     check_place(place.site, Request(), binds, nodes_of)
     return run_on_slurm({PREPARE: prepare_job(root, place.site, binds, words)}, Request(), environ, place, nodes_of)

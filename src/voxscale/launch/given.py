@@ -74,11 +74,16 @@ def placed(
     detach: bool = False,
     restarts: int | None = None,
     profile: bool = False,
+    no_start: bool = False,
 ) -> Placement | None:
     """Where on a SLURM cluster to run; None is elsewhere."""
     if on == "ray":
         return None
     if on == "slurm":
+        if no_start:
+            raise ConfigError(
+                "--no-start: not for --on slurm", fix="--dry-run prints the job, --detach submits it and returns"
+            )
         of_cluster = read_site(site, environ, of_site)
         return Placement(of_cluster, nodes, devices, tuple(after or ()), debug_comm, detach, restarts or 0, profile)
     asked = {"--nodes": (nodes or 1) > 1, "--site": site, "site.…": of_site, "--after": after, "--detach": detach}

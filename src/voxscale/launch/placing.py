@@ -19,12 +19,26 @@ from voxscale.launch.allocation import Allocation
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.container import check_container
 from voxscale.launch.sbatch import Placement, Request, time_limit
+from voxscale.launch.slurm import GONE, states_of
 from voxscale.plan.resources import Machine, choose_devices
 
 
-def look_at_nodes(environ: Mapping[str, str]) -> Cluster | Allocation:
-    """The nodes to choose from: those of the job this shell belongs to, else all that the cluster has."""
-    return Allocation.from_env(environ) or read_cluster(environ)
+def look_at_nodes(place: Placement, environ: Mapping[str, str]) -> Cluster | Allocation:
+    """The nodes to choose from: those of the job this shell belongs to, else all that the cluster has.
+
+    Raises what makes no sense there: waiting in an allocation, or for a job that does not exist.
+    """
+    if (allocation := Allocation.from_env(environ)) is not None:
+        allocation.refuse_later(after=place.after, detach=place.detach)
+        return allocation
+    cluster = read_cluster(environ)
+    states = states_of(place.after, environ)
+    if unknown := [number for number in place.after if states[number] is GONE]:
+        raise ConfigError(
+            f"--after {unknown[0]}: SLURM does not know this job",
+            fix="see `squeue --me`; leave --after out if it has ended well",
+        )
+    return cluster
 
 
 def make_request(

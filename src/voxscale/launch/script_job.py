@@ -56,7 +56,7 @@ def draft_script_job(
     `with_ray` starts the script once, as the driver of a Ray cluster over the job's nodes.
     """
     refuse_unspeakable(root)
-    site, nodes_of = place.site, look_at_nodes(environ)
+    site, nodes_of = place.site, look_at_nodes(place, environ)
     if script.plain:
         place = replace(place, nodes=1, devices="1" if place.devices == "auto" else place.devices)
     if script.output is not None:

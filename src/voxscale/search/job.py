@@ -69,7 +69,7 @@ def draft_search_job(
     refuse_unspeakable(root)
     folder = draft_search(config, root, fresh=fresh)
     config = with_scratch(config, place.site, environ)
-    nodes_of, code = look_at_nodes(environ), own_code(config)
+    nodes_of, code = look_at_nodes(place, environ), own_code(config)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     place = replace(place, site=with_code(within_limit(place.site, request, nodes_of), code))
     _refuse_too_large(config, place.site, request)
