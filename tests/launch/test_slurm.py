@@ -546,6 +546,29 @@ def test_an_interpreter_that_nodes_do_not_see(
     assert re.search(r"error: node\d does not see /nowhere/python\n  fix: see .*\.out$", done.err.rstrip())
 
 
+def test_errors_in_a_file_of_their_own_are_shown_and_told(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], cli_here: Cli, tmp_path: Path
+) -> None:
+    config = write_config()
+    assert cli_here("prepare", config).code == 0
+    words = ["site.python=/nowhere/python", "site.error=said/%x-%j.err", "--devices", 1, "--run", tmp_path / "run"]
+    done = on_slurm("train", config, *words)
+    assert done.code == 4, done.err
+    *shown, told, fix = done.err.rstrip().splitlines()
+    assert re.fullmatch(r"error: node\d does not see /nowhere/python", told)
+    assert re.search(r"see .*/run/said/run-\d+\.err$", fix)
+    assert told in shown, "the file is followed"
+
+
+def test_what_several_jobs_write_to_one_file_is_shown_once(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = write_config(data__store=str(tmp_path / "store"), **SHORT)
+    done = on_slurm("train", config, "site.output=launch/log.txt", "--devices", 1, "--run", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert done.err.count("epoch 1/1") == 1
+
+
 @pytest.mark.cluster
 def test_a_job_that_saves_nothing_is_not_queued_for_ever(
     on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path

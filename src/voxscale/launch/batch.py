@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Submitted:
     id: int
     file: str
     logs: list[str]  # of an array one for each task
+    errors: list[str] = field(default_factory=list)  # likewise, where the site keeps them apart
 
     @property
     def is_array(self) -> bool:
@@ -58,6 +59,11 @@ class Submitted:
     @property
     def log(self) -> str:
         return self.logs[0] if not self.is_array else f"{self.logs[0]} … {Path(self.logs[-1]).name}"
+
+    @property
+    def outputs(self) -> list[str]:
+        """All files that SLURM writes for it, each once."""
+        return [*dict.fromkeys([*self.logs, *self.errors])]
 
     def state_in(self, states: Mapping[int, JobState]) -> JobState:
         """Its state among those that SLURM tells by number. The same number with another file is another job's: the
@@ -241,13 +247,19 @@ def _submit_in_order(
         except VoxscaleError:
             cancel([each.id for each in submitted], environ)
             raise
-        pattern = output_pattern(job, site.output)
-        tasks = range(1, job.array + 1) if job.array is not None else [None]
-        logs = [expand_output(pattern, number, job.name, task) for task in tasks]
-        submitted.append(Submitted(kind, number, str(file), logs))
+        logs, errors = (_files_of(job, number, pattern) for pattern in (site.output, site.error))
+        submitted.append(Submitted(kind, number, str(file), logs, errors))
         write_json(folder.jobs, {"jobs": [vars(each) for each in (*earlier, *submitted)]})
         waits_for = [number]
     return submitted
+
+
+def _files_of(job: Job, number: int, pattern: str | None) -> list[str]:
+    """The files that SLURM writes after a pattern of the site, one for each task."""
+    if pattern is None:
+        return []
+    tasks = range(1, job.array + 1) if job.array is not None else [None]
+    return [expand_output(output_pattern(job, pattern), number, job.name, task) for task in tasks]
 
 
 def make_images_ready(jobs: Mapping[str, Job], site: Site, environ: Mapping[str, str]) -> None:
@@ -266,8 +278,9 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
     for kind in jobs:
         written[kind] = folder.launch / ("job.sbatch" if kind in (TRAIN, SCRIPT) else f"{kind}.sbatch")
         write_text(written[kind], texts[kind])
-        if not site.output.startswith("/"):
-            (folder.root / site.output).parent.mkdir(parents=True, exist_ok=True)  # SLURM does not make it
+    for pattern in (site.output, site.error):
+        if pattern is not None and not pattern.startswith("/"):
+            (folder.root / pattern).parent.mkdir(parents=True, exist_ok=True)  # SLURM does not make it
     return written
 
 

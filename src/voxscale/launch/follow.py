@@ -52,7 +52,7 @@ def follow(
 def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen) -> list[JobState]:
     """Show states and output until all jobs are over. A scheduler that does not answer for a while is waited for."""
     numbers = [job.id for job in jobs]
-    logs = [Tail(Path(log)) for job in jobs for log in job.logs]
+    logs = [Tail(file) for file in _outputs(jobs)]
     shown: dict[int, str] = {}
     intervals, last_answer = _intervals(), time.monotonic()
     while True:
@@ -100,20 +100,22 @@ def failure_of(state: JobState, run: RunFolder, jobs: Sequence[Submitted], envir
             )
         case "NODE_FAIL" | "BOOT_FAIL" | "PREEMPTED":
             return InfrastructureError(f"the job ended with {state}", fix=again)
-    if not any(Path(log).exists() for job in jobs for log in job.logs):
+    logs = [file for file in _outputs(jobs) if file.exists()]
+    if not logs:
         return InfrastructureError(
             f"the job ended with {state} and wrote nothing: its node may not see {run.root}",
             fix="choose a folder that all nodes share with --run, or set `output` in the site",
         )
     codes = [code for job in jobs if (code := exit_code_of(job.id, environ))]
     kind = next((kind for kind in BY_CODE.values() if codes and kind.exit_code == codes[0]), InfrastructureError)
-    logs = [log for job in jobs for log in job.logs if Path(log).exists()]
-    said = re.findall(r"^error: (.*)$", "\n".join(map(_text_of, logs)), flags=re.MULTILINE)
+    text = "\n".join(log.read_text(errors="replace") for log in logs)
+    said = re.findall(r"^error: (.*)$", text, flags=re.MULTILINE)
     return kind(printable(said[-1]) if said else f"the job ended with {state}", fix=f"see {logs[-1]}")
 
 
-def _text_of(log: str) -> str:
-    return Path(log).read_text(errors="replace")
+def _outputs(jobs: Sequence[Submitted]) -> list[Path]:
+    """What the jobs write, each file once: with a name of the site's without %j they write to the same."""
+    return [*dict.fromkeys(Path(output) for job in jobs for output in job.outputs)]
 
 
 def _intervals() -> Iterator[float]:
