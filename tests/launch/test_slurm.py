@@ -358,6 +358,30 @@ def test_a_job_of_another_cluster_is_not_taken_for_the_one_of_its_number_here(
     assert cli("cancel", run.root, env=idle_slurm.environ).out.strip() == f"cancelled job {own} (train)"
 
 
+def test_a_job_that_ends_before_its_ranks_can_say_why_is_listed_with_its_reason(
+    idle_slurm: SlurmLab, cli: Cli, tmp_path: Path
+) -> None:
+    def listed(state: str, *options: str) -> dict[str, Any]:
+        run = RunFolder(tmp_path / state)
+        run.launch.mkdir(parents=True)
+        (run.launch / "job.sbatch").write_text("#!/bin/bash\nexit 4\n")
+        number = idle_slurm.submit(*options, run.launch / "job.sbatch")
+        if state == "CANCELLED":
+            idle_slurm.run("scancel", number)
+        idle_slurm.await_state(number, state)
+        job = {"kind": "train", "id": number, "file": str(run.launch / "job.sbatch"), "logs": ["out"]}
+        write_json(run.jobs, {"jobs": [job]})
+        (row,) = cli("runs", run.root, "--json", env=idle_slurm.environ).json["runs"]
+        return dict(row)
+
+    failed = listed("FAILED", "--output=/nowhere/out")
+    assert (failed["state"], failed["why"][:26]) == ("failed", "the job has ended, failed "), failed
+    view = cli("watch", tmp_path / "FAILED", "--json", env=idle_slurm.environ).json
+    assert (view["state"], view["why"]) == ("failed", failed["why"])
+    cancelled = listed("CANCELLED", "--hold", "--output=/dev/null")
+    assert (cancelled["state"], cancelled["why"][:28]) == ("stopped", "the job has ended, cancelled"), cancelled
+
+
 def test_ctrl_c_cancels_what_waits(
     on_terminal: Callable[..., AbstractContextManager[Terminal]],
     idle_slurm: SlurmLab,

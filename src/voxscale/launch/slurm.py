@@ -32,6 +32,11 @@ class JobState:
         """Whether it has ended, or did so long ago that the scheduler has forgotten it."""
         return self.state in _OVER or self is GONE
 
+    @property
+    def went_wrong(self) -> bool:
+        """Whether the scheduler knows it to have ended otherwise than well."""
+        return self.state in _OVER - {"COMPLETED"}
+
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
         return f"{self.state.lower()}{reason}"

@@ -71,6 +71,8 @@ def _ask_scheduler(jobs: Sequence[int]) -> dict[int, JobState]:
 
 
 def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
+    if (ended := ended_by_job(row.state, state)) is not None:
+        return replace(row, job=job, state=ended, why=f"the job has ended, {state}")
     if not is_carried_on(row.state, state):
         return replace(row, job=job)
     queued = state.state == "PENDING"
@@ -80,6 +82,13 @@ def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
 def is_carried_on(state: str, job: JobState) -> bool:
     """Whether a job says more of a run in this state than its folder does."""
     return not job.is_over and state not in ("running", "done")
+
+
+def ended_by_job(state: str, job: JobState) -> str | None:
+    """How a run has ended whose job went wrong before its ranks could say so, while the scheduler knows it."""
+    if state not in ("new", "interrupted") or not job.went_wrong:
+        return None
+    return "stopped" if job.state == "CANCELLED" else "failed"
 
 
 def is_finished(root: Path) -> bool:

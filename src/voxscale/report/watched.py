@@ -16,7 +16,15 @@ from voxscale.launch.batch import Submitted
 from voxscale.launch.slurm import JobState, states_of
 from voxscale.plan.plan import Plan
 from voxscale.report.happened import Happened
-from voxscale.report.listing import describe_search, is_carried_on, is_listed, newest_job, state_of, why_failed
+from voxscale.report.listing import (
+    describe_search,
+    ended_by_job,
+    is_carried_on,
+    is_listed,
+    newest_job,
+    state_of,
+    why_failed,
+)
 from voxscale.runs import RunFolder, SearchFolder, runs_of
 from voxscale.train.events import parse_events
 
@@ -153,6 +161,8 @@ class WatchedRun:
             if queue.state.state == "PENDING":
                 return "queued", f"the job is {queue.state}"
             return "running", f"the job is {queue.state}{where}, its ranks are still to come"
+        if queue.state is not None and (ended := ended_by_job(state, queue.state)) is not None:
+            return ended, f"the job has ended, {queue.state}"
         match state:
             case "failed":
                 return state, _safely(run, self._happened.error)
