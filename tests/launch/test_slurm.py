@@ -691,6 +691,17 @@ def test_a_site_is_detected_and_checked(idle_slurm: SlurmLab, cli: Cli, tmp_path
     assert "#SBATCH --gres=gpu:a100:1" in (tmp_path / "check" / "launch" / "check.sbatch").read_text()
 
 
+def test_a_profile_is_checked_as_it_is_written(idle_slurm: SlurmLab, cli: Cli, site: Path, tmp_path: Path) -> None:
+    words = ["site.time=2:00:00", "site.scratch=/nowhere/at/all", "--devices", 1, "--run", tmp_path / "check"]
+    done = cli("site", "check", *words, "--site", site, "--json", env=idle_slurm.environ)
+    assert done.code == 4, done.err
+    time_, scratch = done.json["findings"]
+    assert time_.startswith("time 2:00:00: expected at most 01:00:00, the limit of partition main")
+    assert re.fullmatch(r"scratch /nowhere/at/all: node\d cannot write there: No such file or directory", scratch)
+    words[:2] = [f"site.scratch={tmp_path}"]
+    assert not cli("site", "check", *words, "--site", site, "--json", env=idle_slurm.environ).json["findings"]
+
+
 @pytest.mark.cluster
 def test_folds_inside_an_allocation_come_one_by_one(
     idle_slurm: SlurmLab, write_config: Callable[..., Path], cli: Cli, site: Path, tmp_path: Path

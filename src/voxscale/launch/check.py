@@ -12,11 +12,13 @@ from voxscale.config.schema import PerDevice
 from voxscale.config.site import Site
 from voxscale.files import read_json, remove
 from voxscale.launch.batch import CHECK, ranks_job
+from voxscale.launch.cluster import Cluster, check_request
 from voxscale.launch.cluster_run import run_on_slurm
-from voxscale.launch.placing import check_place, look_at_nodes, make_request
+from voxscale.launch.placing import check_place, look_at_nodes, make_request, scratch_of
 from voxscale.launch.sbatch import Placement, Request, refuse_unspeakable
 from voxscale.runs import RunFolder
 
+_TIME = "2"  # of the job, whatever the site states
 _CLOCK_S = 1.0
 _SLOW_GB_S = 0.1
 
@@ -24,21 +26,25 @@ _SLOW_GB_S = 0.1
 def check_site(folder: Path, environ: Mapping[str, str], place: Placement) -> dict[str, Any]:
     """Run the survey on the site's nodes. Returns what the ranks found, with `findings` in words."""
     refuse_unspeakable(folder)
-    place = replace(place, site=place.site.model_copy(update={"time": "2"}))
+    written, scratch = place.site, scratch_of(place.site, environ)
+    place = replace(place, site=written.model_copy(update={"time": _TIME}))
     nodes_of = look_at_nodes(place, environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     check_place(place.site, request, [folder], nodes_of)
+    of_profile = check_request(nodes_of, written, request) if isinstance(nodes_of, Cluster) else []
     run = RunFolder(folder)
     out = run.launch / "site-check.json"
     remove(out)
     words = ["voxscale.train.survey", str(folder), "--out", str(out)]
+    words += ["--scratch", str(scratch)] if scratch is not None else []
+    binds = [folder, *([scratch] if scratch is not None and scratch.is_dir() else [])]
     job = ranks_job(
-        folder, place.site, request, [folder], words,
+        folder, place.site, request, binds, words,
         kind=CHECK, purpose="look at the ranks' hosts, devices, clocks and connections,", node_options=["--wait 60"],
     )  # fmt: skip
     run_on_slurm({CHECK: job}, request, environ, place, nodes_of)
     found: dict[str, Any] = read_json(out)
-    return {**found, "findings": find_faults(found, place.site, request)}
+    return {**found, "findings": of_profile + find_faults(found, written, request)}
 
 
 def find_faults(found: Mapping[str, Any], site: Site, request: Request) -> list[str]:
@@ -56,6 +62,9 @@ def find_faults(found: Mapping[str, Any], site: Site, request: Request) -> list[
     uuids = [rank["gpu_uuid"] for rank in ranks if rank["gpu_uuid"]]
     if len(uuids) != len(set(uuids)):
         findings.append("two ranks share one GPU: --devices is more than the job has on each node")
+    for error in sorted({rank["scratch_error"] for rank in ranks} - {""}):
+        where = ", ".join(sorted({rank["host"] for rank in ranks if rank["scratch_error"] == error}))
+        findings.append(f"scratch {site.scratch}: {where} cannot write there: {error}")
     middle = median(rank["clock_s"] for rank in ranks)
     for host in hosts:
         ahead = median(rank["clock_s"] - middle for rank in ranks if rank["host"] == host)

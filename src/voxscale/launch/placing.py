@@ -119,13 +119,19 @@ def is_of_one_node(folder: Path) -> bool:
 
 def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:
     """The config with its store in the site's scratch, unless it says itself where the store is."""
-    if site.scratch is None or config.data.store is not None:
+    if config.data.store is not None or (scratch := scratch_of(site, environ)) is None:
         return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"store": str(scratch / "voxscale")})})
+
+
+def scratch_of(site: Site, environ: Mapping[str, str]) -> Path | None:
+    """The site's scratch with variables and ~ filled in, if it states one."""
+    if site.scratch is None:
+        return None
     try:
         scratch = Template(site.scratch).substitute(environ)
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"site scratch {site.scratch}: {error} is not set", fix="set the variable, or state the folder"
         ) from None
-    store = str(Path(os.path.expanduser(scratch)) / "voxscale")  # noqa: PTH111 raises nothing
-    return config.model_copy(update={"data": config.data.model_copy(update={"store": store})})
+    return Path(os.path.expanduser(scratch))  # noqa: PTH111 raises nothing
