@@ -24,7 +24,14 @@ from lab.ray import kill, ranks_in
 from lab.slurm import SlurmLab, until
 from lab.terminal import CTRL_C, Terminal
 from lab.trained import LONG, NUM_STEPS, SLOW
+from voxscale.config.site import Site
+from voxscale.errors import InfrastructureError
 from voxscale.files import locked, write_json
+from voxscale.launch import cluster_run
+from voxscale.launch.batch import EVALUATE, Submitted, ranks_job
+from voxscale.launch.cluster import Cluster
+from voxscale.launch.sbatch import Placement, Request
+from voxscale.launch.slurm import GONE
 from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 
@@ -603,6 +610,26 @@ def test_a_job_that_saves_nothing_is_not_queued_for_ever(
     assert done.code == 75
     assert "nothing new was saved before the time limit, so the job is not queued again" in done.err
     assert idle_slurm.show(last_job(tmp_path / "run"))["Restarts"] == "0"
+
+
+def test_a_job_that_slurm_has_forgotten_is_judged_by_its_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who follows it may sleep for longer than SLURM remembers."""
+    run, request = RunFolder(tmp_path / "run"), Request()
+    job = ranks_job(run.root, Site(), request, [], ["module"], kind=EVALUATE, purpose="evaluate")
+    submitted = Submitted(EVALUATE, 7, "evaluate.sbatch", [str(tmp_path / "out")])
+    monkeypatch.setattr(cluster_run, "submit_jobs", lambda *_, **__: [submitted])
+    monkeypatch.setattr(cluster_run, "follow", lambda *_, **__: GONE)
+
+    def evaluate() -> None:
+        cluster_run.run_on_slurm({EVALUATE: job}, request, {}, Placement(Site()), Cluster(()))
+
+    reports = run.logs / "7-0"
+    reports.mkdir(parents=True)
+    write_json(reports / "node-0000.json", {"node": "node1", "host": "node1"})
+    with pytest.raises(InfrastructureError, match="gone"):
+        evaluate()
+    write_json(reports / "node-0000.end.json", {"times": [], "failures": [], "stopped": False})
+    evaluate()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,7 @@ from voxscale.launch.placing import (
     within_limit,
 )
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
-from voxscale.launch.slurm import cancel
+from voxscale.launch.slurm import GONE, cancel
 from voxscale.plan.resources import Machine
 from voxscale.runs import RunFolder, error_files
 
@@ -217,10 +217,12 @@ def run_on_slurm(
     nodes_of: Cluster | Allocation,
     *,
     may_leave: bool = True,
+    has_result: Callable[[], bool] = lambda: False,
 ) -> list[Submitted]:
     """Run jobs that leave no state but their ranks' reports: in the allocation, or submitted and followed.
 
-    Raises what made them fail. Without `may_leave`, Ctrl-C cancels them.
+    Raises what made them fail. Without `may_leave`, Ctrl-C cancels them. What SLURM has forgotten is judged by its
+    nodes' reports, or of a job without them by `has_result`.
     """
     run = RunFolder(next(iter(jobs.values())).folder)
     make_images_ready(jobs, place.site, environ)
@@ -237,7 +239,8 @@ def run_on_slurm(
         reports = newest_reports(run, of_job=submitted[-1].id)
         if reports != run.logs:
             _judge_reports(reports, request)
-        if state.state != "COMPLETED":
+        is_known_well = state is GONE and (_all_ended(reports, request) or has_result())
+        if state.state != "COMPLETED" and not is_known_well:
             raise failure_of(state, run, submitted, environ)
     return submitted
 
@@ -276,7 +279,14 @@ def prepare_on_slurm(
     nodes_of = look_at_nodes(place, environ)
     binds = [*binds_for(config, root, environ, place.site), Path(words[0]).parent]
     check_place(place.site, Request(), binds, nodes_of)
-    return run_on_slurm({PREPARE: prepare_job(root, place.site, binds, words)}, Request(), environ, place, nodes_of)
+    return run_on_slurm(
+        {PREPARE: prepare_job(root, place.site, binds, words)},
+        Request(),
+        environ,
+        place,
+        nodes_of,
+        has_result=partial(is_prepared, config, environ),
+    )
 
 
 def _judge_reports(reports: Path, request: Request) -> None:
@@ -285,6 +295,10 @@ def _judge_reports(reports: Path, request: Request) -> None:
     failures, otherwise = node_failures(reports), unsaid(reports, request.nodes)
     if failures or otherwise or error_files(reports):
         raise read_failure(reports, failures, otherwise=otherwise)
+
+
+def _all_ended(reports: Path, request: Request) -> bool:
+    return len(list(reports.glob("node-*.end.json"))) == request.nodes
 
 
 def announce(submitted: Sequence[Submitted]) -> None:
