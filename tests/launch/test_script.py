@@ -10,7 +10,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import typer
@@ -21,8 +23,9 @@ from conftest import REPOSITORY, Cli, Finished
 from lab.slurm import SlurmLab, until
 from voxscale.cli import app
 from voxscale.config.site import Site
+from voxscale.errors import ConfigError
 from voxscale.launch.sbatch import Request
-from voxscale.launch.script import Script, make_script
+from voxscale.launch.script import Script, claimed_folder, make_script
 from voxscale.launch.script_end import finish
 from voxscale.launch.script_job import render_script
 from voxscale.runs import RunFolder
@@ -299,6 +302,27 @@ def test_every_finding_about_a_script_is_told_at_once(
     wrong = cli_here("launch", file, "--set", "train.epochs=3")
     assert (wrong.code, "--set train.epochs=3: expected site.KEY=VALUE" in wrong.err) == (2, True)
     assert "this is for a cluster" in cli_here("launch", file, "--set", "site.time=1:00:00").err
+    into = cli_here("launch", file, "--output", tmp_path)
+    assert (into.code, f"--output {tmp_path}: found a folder, expected a file" in into.err) == (2, True)
+
+
+def test_starts_at_the_same_moment_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[..., Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = make_script(str(script("tell.py", TELL)), ())
+    at_once = Barrier(8)
+
+    def start(_: int) -> Path:
+        at_once.wait()
+        with claimed_folder(None, file) as root:
+            return root
+
+    with ThreadPoolExecutor(8) as several:
+        assert len(set(several.map(start, range(8)))) == 8
+    with pytest.raises(ConfigError), claimed_folder(tmp_path / "other" / "run", file):
+        raise ConfigError("refused", fix="none")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

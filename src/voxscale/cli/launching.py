@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,7 @@ def launch(
     from voxscale.errors import ConfigError
     from voxscale.launch.given import apart_from_site, placed, placed_on_ray
     from voxscale.launch.ray_job import refuse_with_ray
-    from voxscale.launch.script import choose_folder, make_script
+    from voxscale.launch.script import choose_folder, claimed_folder, make_script
 
     others, of_site = apart_from_site(settings)
     if others:
@@ -92,14 +93,14 @@ def launch(
     for_jobs: dict[str, Any] = {"after": after, "detach": detach, "debug_comm": debug_comm}
     place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs)
     on_ray = placed_on_ray(on, address, nodes, devices, site or of_site, **for_jobs)
-    root = choose_folder(run, given)
-    if place is not None:
-        has_ended = _launch_by_job(given, root, place, with_ray=with_ray, dry_run=dry_run, as_json=as_json)
-    elif on_ray is not None:
-        has_ended = _launch_on_ray(given, root, on_ray, dry_run=dry_run, as_json=as_json)
-    else:
-        here: dict[str, Any] = {"devices": devices, "debug_comm": debug_comm}
-        has_ended = _launch_here(given, root, **here, dry_run=dry_run, as_json=as_json)
+    with nullcontext(choose_folder(run, given)) if dry_run else claimed_folder(run, given) as root:
+        if place is not None:
+            has_ended = _launch_by_job(given, root, place, with_ray=with_ray, dry_run=dry_run, as_json=as_json)
+        elif on_ray is not None:
+            has_ended = _launch_on_ray(given, root, on_ray, dry_run=dry_run, as_json=as_json)
+        else:
+            here: dict[str, Any] = {"devices": devices, "debug_comm": debug_comm}
+            has_ended = _launch_here(given, root, **here, dry_run=dry_run, as_json=as_json)
     if has_ended:
         _tell_script(root, as_json=as_json)
 

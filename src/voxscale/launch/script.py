@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -72,6 +72,8 @@ def make_script(
         findings.append(f"SCRIPT {path}: {kind}, expected a Python file")
     if plain and (nodes or 1) > 1:
         findings.append(f"--plain with --nodes {nodes}: a plain script is started once, on one node")
+    if output is not None and output.expanduser().is_dir():
+        findings.append(f"--output {output}: found a folder, expected a file")
     if findings:
         raise ConfigError.from_findings(findings, fix="voxscale launch [OPTIONS] SCRIPT [ARGUMENTS]")
     if python is not None and "/" in python:
@@ -85,13 +87,38 @@ def choose_folder(asked: Path | None, script: Script) -> Path:
     if asked is not None:
         root = asked.expanduser().resolve()
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise ConfigError(f"--run {root}: is there already", fix="name another folder, or leave --run out")
+            raise _is_there(root)
         return root
     first = (Path("runs") / script.path.stem).resolve()
     number = 1
-    while (root := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
+    while os.path.lexists(root := first if number == 1 else first.with_name(f"{first.name}-{number}")):
         number += 1
     return root
+
+
+def _is_there(root: Path) -> ConfigError:
+    return ConfigError(f"--run {root}: is there already", fix="name another folder, or leave --run out")
+
+
+@contextmanager
+def claimed_folder(asked: Path | None, script: Script) -> Iterator[Path]:
+    """The folder of `choose_folder`, made at once so that no other start takes it; if the body fails with nothing in
+    it, it is removed."""
+    while True:
+        root = choose_folder(asked, script)
+        made = [folder for folder in (root, *root.parents) if not folder.exists()]
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=asked is not None)
+            break
+        except FileExistsError:  # another start was quicker
+            continue
+    try:
+        yield root
+    except BaseException:
+        with suppress(OSError):  # something is in it
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def launch_here(
@@ -157,7 +184,10 @@ def raise_outcome(metrics: Mapping[str, Any]) -> None:
 def write_folder(script: Script, run: RunFolder, *, on: str, request: Request, python: Sequence[str]) -> None:
     run.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     run.root.chmod(0o700)
-    run.launch.mkdir(mode=0o700)
+    try:
+        run.launch.mkdir(mode=0o700)
+    except FileExistsError:
+        raise _is_there(run.root) from None
     copy_programs(run, end_program(run).name)
     started = {"on": on, "nodes": request.nodes, "devices": request.devices, "plain": script.plain}
     write_json(run.command, {"command": script.words, "folder": str(Path.cwd()), "python": list(python), **started})
