@@ -18,6 +18,8 @@ import yaml
 from conftest import Cli, Finished
 from golden import assert_golden
 from voxscale import cli
+from voxscale.errors import ConfigError
+from voxscale.launch.sbatch import DEBUG_COMMUNICATION
 
 VERBS = (
     *("demo", "init", "doctor", "show", "prepare", "plan", "train", "search", "evaluate", "predict"),
@@ -281,3 +283,23 @@ def test_runs_lists_state_progress_metric_and_age(
     table = cli_here("runs", runs).out
     assert re.search(r"/a +done +10/10 \(100 %\) +dice/mean 0\.\d{4} +\d+ s\n", table)
     assert cli_here("runs", tmp_path / "none").out == f"no runs in {tmp_path / 'none'}\n"
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_communication_is_debugged_on_this_machine_too(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Ranks that are started here have the variables of this process."""
+    for name in DEBUG_COMMUNICATION:
+        monkeypatch.setenv(name, "")  # as it was, after the test
+    seen: list[dict[str, str]] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        seen.append({name: os.environ[name] for name in DEBUG_COMMUNICATION})
+        raise ConfigError("enough", fix="none")
+
+    monkeypatch.setattr("voxscale.launch.start.train_here", refuse)
+    monkeypatch.setattr("voxscale.launch.given.given_runs", refuse)
+    words = ["train", write_config(), "--run", tmp_path] if verb == "train" else ["evaluate", tmp_path]
+    assert "enough" in cli_here(*words, "--debug-comm").err
+    assert seen == [DEBUG_COMMUNICATION]

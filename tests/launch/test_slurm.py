@@ -706,6 +706,8 @@ def test_a_site_is_detected_and_checked(idle_slurm: SlurmLab, cli: Cli, tmp_path
     path, environ = tmp_path / "lab.yaml", idle_slurm.environ
     done = cli("site", "detect", "--out", path, env=environ)
     assert done.code == 0, done.err
+    bare = cli("site", "detect", "--out", "lab", env=environ, cwd=tmp_path)
+    assert bare.out.rstrip().endswith("voxscale site check --site ./lab"), bare.err
     assert "partition: main" in path.read_text()
     assert cli("site", "detect", "--out", path, env=environ).code == 2, "nothing is overwritten"
     words = ["site", "check", "--site", path, "--nodes", 2, "--devices", 1, "--run", tmp_path / "check", "--json"]

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from voxscale.errors import InfrastructureError
+from voxscale.files import write_json
+from voxscale.launch.cancel import cancel_run
 from voxscale.report.listing import list_runs
+from voxscale.runs import RunFolder
 
 
 def make_run(root: Path, events: list[dict[str, Any]], metrics: dict[str, Any] | None = None) -> Path:
@@ -45,6 +49,22 @@ def test_an_ended_run_shows_how_it_ended(tmp_path: Path, state: str) -> None:
     make_run(tmp_path / "a" / "b", [{"event": "train", "step": 40}], {"state": state, "best": None})
     (row,) = list_runs(tmp_path)
     assert (row.state, row.best) == (state, None)
+
+
+def test_a_scheduler_that_cannot_be_asked_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = RunFolder(make_run(tmp_path / "a", [], {"state": "done"}))
+    run.launch.mkdir()
+    job = {"kind": "train", "id": 7, "file": "job.sbatch", "logs": ["out"]}
+    write_json(run.jobs, {"jobs": [job]})
+    assert (list_runs(tmp_path)[0].state, capsys.readouterr().err) == ("done", "")
+    run.metrics.unlink()
+    assert (list_runs(tmp_path)[0].state, list_runs(tmp_path)[0].job) == ("new", 7)
+    assert "warning: what is queued is not known: no SLURM on this machine" in capsys.readouterr().err
+    with pytest.raises(InfrastructureError, match="no SLURM on this machine"):
+        cancel_run(run.root, {"PATH": str(tmp_path)})
 
 
 def test_other_folders_are_passed_over(tmp_path: Path) -> None:

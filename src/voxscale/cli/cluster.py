@@ -1,6 +1,7 @@
 """Verbs about what runs, and where."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -116,7 +117,8 @@ def detect(
         raise ConfigError(f"{path}: exists", fix="choose another with --name or --out, or remove it")
     found, notes = detect_site(os.environ)
     write_text(path, render_site(found, notes))
-    text = "\n".join([*notes, f"wrote {path}; test it with: voxscale site check --site {name or path}"])
+    given = name or (str(path) if "/" in str(path) else f"./{path}")  # a bare word would be the name of a site
+    text = "\n".join([*notes, f"wrote {path}; test it with: voxscale site check --site {shlex.quote(given)}"])
     answer(as_json, {"site": str(path), "notes": notes, **plain(found)}, text)
 
 

@@ -130,6 +130,8 @@ def train(
         on, address, nodes, devices, site or of_site, **for_jobs, **for_training, no_start=no_start
     )  # fmt: skip
     place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs, **for_training, no_start=no_start)
+    if debug_comm and on == "local":
+        _debug_communication()
     how: dict[str, Any] = {"fresh": fresh, "folds": folds is not None}
     here: dict[str, Any] = {"devices": devices, "profile": profile}
     if place is not None:
@@ -141,6 +143,13 @@ def train(
     else:
         _train_now(settled, root, on_ray, **how, **here, restarts=restarts or 0)
     _tell_training(root, folds=folds is not None, profile=profile, as_json=as_json)
+
+
+def _debug_communication() -> None:
+    """Make NCCL and torch say what they do, in this process and in the ranks that it starts."""
+    from voxscale.launch.sbatch import DEBUG_COMMUNICATION
+
+    os.environ.update(DEBUG_COMMUNICATION)
 
 
 def _train_by_job(
@@ -286,6 +295,8 @@ def evaluate(
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, debug_comm=debug_comm, detach=detach)
     choice = Evaluation(out, split or "val", plain_name(checkpoint), data, mirror)
     if place is None:
+        if debug_comm:
+            _debug_communication()
         _evaluate_here(run, choice, devices)
     else:
         from voxscale.launch.cluster_run import evaluate_on_slurm

@@ -11,7 +11,7 @@ from typing import Any
 
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import read_json
-from voxscale.launch.batch import unfinished_jobs
+from voxscale.launch.batch import read_jobs, unfinished_jobs
 from voxscale.launch.meeting import expand_nodes
 from voxscale.launch.outcome import newest_reports
 from voxscale.launch.slurm import ask, cancel, states_of
@@ -30,6 +30,7 @@ def cancel_run(root: Path, environ: Mapping[str, str]) -> list[str]:
         return [f"cancelled job {job.id} ({job.kind})" for job in jobs]
     stopped = _stop_owners([folder, *runs_of(root)], environ)
     if not stopped:
+        states_of([job.id for job in read_jobs(folder)], environ)  # or says that there is no scheduler to ask
         raise ConfigError(f"{root}: nothing is queued or running", fix="see `voxscale runs` for what is")
     return stopped
 

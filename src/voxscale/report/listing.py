@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from voxscale.train.ownership import is_live
 
 _WHY = 60  # characters
 _NOTHING = VoxscaleError("")
+_SAID_BY_FOLDER = ("running", "done")  # states of which no job says more
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,11 @@ def list_runs(folder: Path) -> list[RunRow]:
     """The runs in `folder` and one level below it, newest first; where there are jobs the scheduler is asked."""
     runs = list(_find(folder))
     jobs = {run.root: job for run in runs if (job := newest_job(run)) is not None}
-    states = _ask_scheduler([job.id for job in jobs.values()])
-    rows = []
-    for run in runs:
-        job = jobs.get(run.root)
-        row = _describe_safely(run)
-        rows.append(_with_job(row, job.id, job.state_in(states)) if job is not None else row)
-    return sorted(rows, key=lambda row: row.age_s)
+    rows = {run.root: _describe_safely(run) for run in runs}
+    states = _ask_scheduler([job.id for root, job in jobs.items() if rows[root].state not in _SAID_BY_FOLDER])
+    for root, job in jobs.items():
+        rows[root] = _with_job(rows[root], job.id, job.state_in(states))
+    return sorted(rows.values(), key=lambda row: row.age_s)
 
 
 def newest_job(run: RunFolder) -> Submitted | None:
@@ -66,7 +66,8 @@ def newest_job(run: RunFolder) -> Submitted | None:
 def _ask_scheduler(jobs: Sequence[int]) -> dict[int, JobState]:
     try:
         return states_of(jobs, os.environ)
-    except VoxscaleError:  # a list of runs is worth having where there is no scheduler
+    except VoxscaleError as error:  # a list of runs is worth having where there is no scheduler
+        print(f"warning: what is queued is not known: {error.message}", file=sys.stderr)
         return {}
 
 
@@ -81,7 +82,7 @@ def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
 
 def is_carried_on(state: str, job: JobState) -> bool:
     """Whether a job says more of a run in this state than its folder does."""
-    return not job.is_over and state not in ("running", "done")
+    return not job.is_over and state not in _SAID_BY_FOLDER
 
 
 def ended_by_job(state: str, job: JobState) -> str | None:
