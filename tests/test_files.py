@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from syncs import DiskLog
-from voxscale.files import locked, point, publish, read_csv, remove_temporaries, write_bytes, write_csv, write_text
+from voxscale.files import (
+    hold,
+    locked,
+    point,
+    publish,
+    read_csv,
+    remove_temporaries,
+    write_bytes,
+    write_csv,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -110,3 +120,22 @@ def test_a_lock_is_exclusive_and_dies_with_its_owner(tmp_path: Path) -> None:
         owner.kill()
     with locked(path, wait=False):
         pass
+
+
+def test_what_is_held_twice_is_held_until_both_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "in-use"
+    path.touch()
+
+    def is_held() -> bool:
+        code = "import sys; from pathlib import Path; from voxscale.files import is_locked\n"
+        code += "print(is_locked(Path(sys.argv[1])))"
+        asked = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+        return asked.stdout == "True\n"
+
+    first, second = hold(path), hold(path)
+    assert is_held()
+    del first
+    assert is_held()
+    del second
+    assert not is_held()
+    assert hold(tmp_path / "absent") is None

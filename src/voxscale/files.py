@@ -12,6 +12,8 @@ import re
 import secrets
 import shutil
 import struct
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,14 +167,33 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[BinaryIO]:
         yield stream
 
 
-def hold(path: Path) -> BinaryIO | None:
-    """Share a lock on the file `path`, if it is there, for as long as the returned file is open."""
+class Held:
+    """A shared lock on a file; it is freed with this object."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, descriptor)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH)
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], Held] = weakref.WeakValueDictionary()  # by device and inode
+_holding = threading.Lock()
+
+
+def hold(path: Path) -> Held | None:
+    """Share a lock on the file `path`, if it is there, for as long as anyone in this process keeps what is returned.
+
+    All of a process have one descriptor: closing any other of that file would free the lock of them all.
+    """
     try:
-        stream = path.open("rb")
-        fcntl.lockf(stream, fcntl.LOCK_SH)
+        with _holding:
+            status = path.stat()
+            file = status.st_dev, status.st_ino
+            if (held := _held.get(file)) is None:
+                held = _held[file] = Held(path)
+            return held
     except OSError:
         return None
-    return stream
 
 
 def is_locked(path: Path) -> bool:

@@ -14,8 +14,9 @@ import pytest
 
 from layouts import LAYOUTS, mutants
 from voxscale.config.data import Data
-from voxscale.data.archive import extract_archive
+from voxscale.data.archive import ARCHIVES, extract_archive
 from voxscale.data.formats import detect_format, find_cases
+from voxscale.data.shelf import list_stores, prune_stores, render_stores
 from voxscale.errors import DataError, InfrastructureError
 
 
@@ -36,7 +37,7 @@ def _pack(path: Path, *members: tuple[tarfile.TarInfo, bytes], mode: str = "w") 
 
 
 def _leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob("*") if not path.name.endswith(".lock")]
+    return [path.name for path in folder.glob("*") if not path.name.endswith((".lock", ".in-use"))]
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz"])
@@ -100,7 +101,7 @@ def test_each_alone_is_refused_and_nothing_appears(name: str, tmp_path: Path) ->
     before = set(tmp_path.rglob("*"))
     with pytest.raises(DataError, match="found"):
         extract_archive(tar, tmp_path / "a" / "b")
-    after = {path for path in tmp_path.rglob("*") if not path.name.endswith(".lock")}
+    after = {path for path in tmp_path.rglob("*") if not path.name.endswith((".lock", ".in-use"))}
     assert after == before
 
 
@@ -214,6 +215,30 @@ def test_several_processes_unpack_at_once(tmp_path: Path) -> None:
     ]
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["200\n"] * 3
     assert len(_leftovers(tmp_path / "into")) == 1
+
+
+def test_listed_and_pruned_unless_read(tmp_path: Path) -> None:
+    tar = _pack(tmp_path / "a.tar", (_member("x"), bytes(1000)))
+    (tmp_path / ARCHIVES / "mine-0123456789abcdef").mkdir(parents=True)
+    reading = (
+        "import sys; from pathlib import Path; from voxscale.data.archive import extract_archive as extract\n"
+        "print(extract(Path(sys.argv[1]), Path(sys.argv[2])), flush=True); input()"
+    )
+    command = [sys.executable, "-c", reading, tar, tmp_path / ARCHIVES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        folder = Path(reader.stdout.readline().strip())
+        assert [shelved.state for shelved in list_stores(tmp_path)] == ["in use"]
+        assert prune_stores(tmp_path, idle_days=0) == []
+        reader.communicate("\n", timeout=20)
+    (shelved,) = list_stores(tmp_path)
+    assert (shelved.key, shelved.source) == (f"{ARCHIVES}/{folder.name}", "a-tar")
+    assert (shelved.state, shelved.cases, shelved.bytes) == ("archive", None, 1000)
+    assert "      -        0.0    0.0 d  archive\n" in render_stores([shelved], tmp_path, "stores")
+    assert prune_stores(tmp_path, idle_days=1) == [], "it was read a moment ago"
+    assert prune_stores(tmp_path, idle_days=0) == [shelved]
+    assert _leftovers(tmp_path / ARCHIVES) == ["mine-0123456789abcdef"]
+    assert extract_archive(tar, tmp_path / ARCHIVES) == folder
 
 
 @pytest.mark.parametrize("make", [lambda into: into.write_text(""), lambda into: into.symlink_to("/proc/nowhere")])

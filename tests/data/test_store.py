@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -368,6 +369,49 @@ def test_listed_and_pruned_unless_read(store: Store, tmp_path: Path, cli_here: C
     assert "deleted: 1, " in cli_here("prepare", config, "--prune", "0").out
     assert cli_here("prepare", config, "--list", "--json").json["stores"] == []
     assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("others", [["--list"], ["--verify"], ["--list", "--verify"]])
+def test_pruning_comes_alone(others: list[str], store: Store, cli_here: Cli, write_config: Any) -> None:
+    done = cli_here("prepare", write_config(data__store=str(store.folder.parent)), "--prune", "0", *others)
+    assert done.code == 2
+    assert "and --prune: expected one of them" in done.err
+    assert store.folder.exists()
+
+
+def test_what_is_no_store_is_neither_listed_nor_pruned(store: Store, tmp_path: Path) -> None:
+    """`data.store` may be a folder in which people keep other things."""
+    foreign = [tmp_path / name / "cases" / "scan.nii.gz" for name in ("mystudy", "0123456789abcdef01234567")]
+    foreign.append(tmp_path / "study" / "index.json")
+    for path in foreign:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    killed = tmp_path / f"{0:024x}"
+    killed.mkdir()
+    (killed / "in-use").touch()  # as the first thing of a build
+    assert {shelved.key for shelved in list_stores(tmp_path)} == {store.folder.name, killed.name}
+    assert {shelved.key for shelved in prune_stores(tmp_path, idle_days=0)} == {store.folder.name, killed.name}
+    assert all(path.exists() for path in foreign)
+
+
+def test_a_build_marks_its_folder_before_anything_else(
+    manifest: Manifest, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "full", str(folder))
+
+    monkeypatch.setattr("voxscale.data.build.remove_temporaries", full)
+    with pytest.raises(InfrastructureError):
+        prepare(manifest, data, tmp_path, patch=PATCH)
+    assert [shelved.state for shelved in list_stores(tmp_path)] == ["unfinished"]
+
+
+def test_a_reader_that_has_copied_the_store_still_holds_it(store: Store, tmp_path: Path) -> None:
+    staged = stage_store(store, tmp_path / "node")
+    code = "import sys; from pathlib import Path; from voxscale.files import is_locked\n"
+    code += "print([is_locked(Path(folder) / 'in-use') for folder in sys.argv[1:]])"
+    asked = [sys.executable, "-c", code, str(store.folder), str(staged.folder)]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "[True, True]\n"
 
 
 def test_staged_to_the_nodes_own_disk(store: Store, tmp_path: Path) -> None:

@@ -139,7 +139,9 @@ def prepare(
     ] = None,
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every chunk; rebuild what is damaged.")] = False,
-    list_them: Annotated[bool, typer.Option("--list", help="List prepared datasets and their sizes.")] = False,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List prepared datasets and unpacked archives with their sizes.")
+    ] = False,
     prune: Annotated[
         float | None, typer.Option(metavar="DAYS", min=0, help="Delete those that were not used for so many days.")
     ] = None,
@@ -161,6 +163,9 @@ def prepare(
     from voxscale.errors import ConfigError
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
 
+    asked = {"--verify": verify, "--list": list_them, "--prune": prune is not None}
+    if len(given := [name for name, is_given in asked.items() if is_given]) > 1:
+        raise ConfigError(f"{' and '.join(given)}: expected one of them", fix="give them one after the other")
     of_config, of_site = apart_from_site(overrides)
     settled = config_or_data(config, of_config, os.environ) if config is not None else None
     place = placed(on, None, "1", site, of_site, os.environ, detach=detach)

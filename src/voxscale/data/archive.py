@@ -1,6 +1,7 @@
 """Tar archives, unpacked with care: what is inside was written by someone else.
 
-    INTO/KEY/     the files; appears whole or not at all
+    INTO/KEY/           the files; appears whole or not at all
+    INTO/.KEY.in-use    held by those who read them; changed whenever one comes
 
 KEY names the archive (name, size, time of change), so each is unpacked once.
 """
@@ -13,14 +14,15 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from voxscale.errors import DataError, InfrastructureError
-from voxscale.files import TEMPORARY_SUFFIX, locked, publish, remove
+from voxscale.files import TEMPORARY_SUFFIX, Held, hold, locked, publish, remove
 from voxscale.terminal import Advance, progress
 
+ARCHIVES = "archives"  # the folder of a store's root that they are unpacked in
 ENDINGS = (".tar", ".tar.gz", ".tgz")
 MAX_BYTES = 2**42
 MAX_MEMBERS = 2_000_000
@@ -29,11 +31,23 @@ _ALWAYS_ALLOWED = 2**30
 _BLOCK = 1 << 20
 _PIECE = 1 << 26  # of the archive, for each step of the progress bar
 
+_kept: dict[Path, Held | None] = {}
+
 _Unreadable = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError)
 
 
 def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS) and path.is_file()
+
+
+def stamp_of(folder: Path) -> Path:
+    """Beside an unpacked archive, as all that is inside is the archive's own."""
+    return folder.with_name(f".{folder.name}.in-use")
+
+
+def is_unpacked(folder: Path) -> bool:
+    """Whether `extract_archive` has made this folder."""
+    return re.search(r"-[0-9a-f]{16}$", folder.name) is not None and stamp_of(folder).is_file()
 
 
 def extract_archive(tar: Path, into: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS) -> Path:
@@ -47,6 +61,7 @@ def extract_archive(tar: Path, into: Path, *, max_bytes: int = MAX_BYTES, max_me
         digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", tar.name)[:80]
         folder = into / f"{readable}-{digest}"
+        _keep(folder)
         if not folder.exists():
             with locked(into / f".{folder.name}.lock"):
                 if not folder.exists():
@@ -66,6 +81,15 @@ def extract_archive(tar: Path, into: Path, *, max_bytes: int = MAX_BYTES, max_me
             f"{tar.name}: cannot be unpacked below {into}: {error.strerror or error}",
             fix="set data.store to a writable folder with room, or unpack the archive yourself",
         ) from error
+
+
+def _keep(folder: Path) -> None:
+    """Nobody prunes what this process reads: until it ends, as paths into the folder may live that long."""
+    stamp = stamp_of(folder)
+    with suppress(OSError):  # of a store that others have prepared, and that may only be read
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+    _kept[stamp] = hold(stamp)
 
 
 def _extract(tar: Path, folder: Path, limit: int, max_members: int) -> None:

@@ -149,8 +149,9 @@ def _is_whole(folder: Path) -> bool:
 
 def _build(folder: Path, manifest: Manifest, data: Data, patch: Shape | None, threads: int) -> None:
     cases = manifest.cases
-    (folder / "cases").mkdir(parents=True, exist_ok=True)
-    (folder / IN_USE).touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / IN_USE).touch()  # first: it tells a store from other folders
+    (folder / "cases").mkdir(exist_ok=True)
     remove_temporaries(folder)
     remove_temporaries(folder / "cases")
     with progress("preparing cases", len(cases)) as advance, ThreadPoolExecutor(threads) as pool:

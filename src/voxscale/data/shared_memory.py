@@ -33,8 +33,7 @@ class SharedFolder:
     def close(self) -> None:
         if self._in_use is not None:
             with _alone(self.root):
-                self._in_use.close()
-                self._in_use = None
+                self._in_use = None  # which frees it
                 _open_here.remove(self.path)
                 _sweep(self.root)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from voxscale.config.data import Columns, Data
-from voxscale.data.archive import extract_archive, is_archive
+from voxscale.data.archive import ARCHIVES, extract_archive, is_archive
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats import cifar10, class_folders, decathlon, monai_list, nnunet, pairs, table, tfrecord
@@ -64,7 +64,7 @@ def unpack_source(data: Data, scratch: Path) -> tuple[str, Path]:
     source = Path(data.source)
     with _readable(source):
         if is_archive(source):
-            source = _top_folder(extract_archive(source, scratch / "archives"))
+            source = _top_folder(extract_archive(source, scratch / ARCHIVES))
     if data.format != "auto":
         name: str = data.format
     else:
