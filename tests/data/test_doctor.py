@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import voxscale.data.doctor
 from conftest import Cli, Finished
 from golden import assert_golden
 from layouts import LAYOUTS
 from voxscale.config.load import make_config
+from voxscale.config.schema import Config
+from voxscale.data.cases import Case
 from voxscale.data.doctor import Diagnosis, examine_dataset
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.outcomes import target_strata
 from voxscale.data.split import split_cases
+from voxscale.launch.folder import check_task, prepare_cases, split_prepared
 
 KEYS = {"level", "code", "case", "file", "found", "expected", "fix"}
 SIZE = (16, 16, 16)
@@ -83,14 +87,17 @@ class Task:
         return self.folder
 
 
-def diagnose(folder: Path, **data: Any) -> Diagnosis:
+def config_of(folder: Path, **data: Any) -> Config:
     content = {
         "data": {"source": str(folder), **data},
         "patches": {"size": list(SIZE)},
         "model": {"name": "unet", "channels": [4, 8]},
     }
-    config = make_config(content, name="test", base=Path())
-    return examine_dataset(config, folder.parent / "scratch", threads=2)
+    return make_config(content, name="test", base=Path())
+
+
+def diagnose(folder: Path, **data: Any) -> Diagnosis:
+    return examine_dataset(config_of(folder, **data), folder.parent / "scratch", threads=2)
 
 
 def by_code(findings: Sequence[Finding]) -> dict[str, Finding]:
@@ -424,3 +431,87 @@ def test_copies_are_looked_for_in_the_split_that_training_draws(tmp_path: Path) 
         torn = [f"c{n + 1}" for n in range(0, 12, 2) if parts[f"c{n}"] != parts[f"c{n + 1}"]]
         findings = examine_dataset(config, tmp_path, threads=2).findings
         assert sorted(f.case for f in findings if (f.level, f.code) == (ERROR, "duplicate-image")) == sorted(torn)
+
+
+def mixed_labels(folder: Path) -> Path:
+    """Ten pairs; every third case has the labels 1 and 2, the others 1; below z = 8 there is no 2."""
+    for n in range(10):
+        label = make_label()
+        label[label == 2] = 0 if n % 3 else 2
+        save(folder / f"img{n}.nii.gz", make_image(n, SIZE))
+        save(folder / f"seg{n}.nii.gz", label)
+    return folder
+
+
+@pytest.mark.parametrize("slices", [None, {"z": [0, 8]}])
+def test_the_split_is_the_one_that_training_draws(
+    slices: dict[str, list[int]] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, judged = mixed_labels(tmp_path / "pairs"), list[dict[str, str]]()
+
+    def split_and_note(*arguments: Any) -> list[Case]:
+        split = split_cases(*arguments)
+        judged.append({case.id: case.split for case in split})
+        return split
+
+    monkeypatch.setattr(voxscale.data.doctor, "split_cases", split_and_note)
+    for seed in range(6):
+        asked = {"slices": slices, "split": {"val": 0.3, "seed": seed}, "store": str(tmp_path / "store")}
+        diagnose(source, **asked)
+        config = config_of(source, **asked)
+        manifest = load_manifest(config.data, tmp_path)
+        trained = split_prepared(manifest.cases, config, prepare_cases(manifest, config, {}, threads=2))
+        assert judged[-1] == {case.id: case.split for case in trained}
+
+
+def refused_alike(doctor: Callable[..., Finished], source: Path, run: Path, **fields: Any) -> tuple[str, list[str]]:
+    """What training says, and the codes of doctor's errors, for data that both refuse."""
+    done = doctor(source, "--json", **fields)
+    trained = doctor(source, "--run", str(run), "--devices", "1", verb="train", **fields)
+    assert done.code == 3
+    assert trained.code != 0
+    assert not run.exists()
+    return trained.err, [finding["code"] for finding in done.json["findings"] if finding["level"] == ERROR]
+
+
+def test_a_class_without_a_training_case_is_unsafe(tmp_path: Path, doctor: Callable[..., Finished]) -> None:
+    table = write_table(tmp_path / "t", ROWS)
+    for case, *_ in ROWS[:-1]:
+        save(tmp_path / "t" / f"{case}_seg.nii.gz", (make_label() == 1).astype(np.uint8))
+    said, codes = refused_alike(doctor, table, tmp_path / "run", data__split=FOLD)
+    assert "found class 2 (label 2) in no training case" in said
+    assert codes == ["class-missing"]
+
+
+def test_labels_that_preparing_leaves_out_are_missed(tmp_path: Path, doctor: Callable[..., Finished]) -> None:
+    task, run = Task(tmp_path / "task", 4), tmp_path / "run"
+    source, low = task.finish(), {"z": [0, 8]}
+    said, codes = refused_alike(doctor, source, run, data__slices=low, data__regions={"both": [1, 2], "tumour": [2]})
+    assert "label 2 stands in no case" in said
+    assert codes == ["regions"]
+    said, codes = refused_alike(doctor, source, run, data__slices={"z": [12, 16]})
+    assert "no case has any labelled voxel" in said
+    assert codes == ["class-missing"]
+
+
+def test_a_class_is_not_missed_where_a_case_cannot_be_read(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t", ROWS)
+    for case, *_ in ROWS[1:-1]:
+        save(tmp_path / "t" / f"{case}_seg.nii.gz", (make_label() == 1).astype(np.uint8))
+    assert "class-missing" not in {finding.code for finding in diagnose(table, split=FOLD).findings}
+    (tmp_path / "t" / "a.nii.gz").write_bytes(b"rubbish")
+    assert {finding.code for finding in diagnose(table, split=FOLD).findings} == {"unreadable"}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_test_cases_of_the_data_that_would_train_are_told_of(keep: bool, tmp_path: Path) -> None:
+    source = LAYOUTS["tfrecord"].make(tmp_path / "shards")
+    (source / "valid_0.tfrecord").rename(source / "test_0.tfrecord")
+    asked = {"split": {"val": 0.3, "keep_test": keep}, "store": str(tmp_path / "store")}
+    found = [finding for finding in diagnose(source, **asked).findings if finding.code == "test-used"]
+    config = config_of(source, **asked)
+    manifest = load_manifest(config.data, tmp_path)
+    store = prepare_cases(manifest, config, {}, threads=2)
+    warnings = check_task(config, store, split_prepared(manifest.cases, config, store))
+    assert [finding for finding in warnings if finding.code == "test-used"] == found
+    assert [(finding.level, "keep_test: true" in finding.fix) for finding in found] == [(WARNING, True)] * (not keep)

@@ -14,12 +14,13 @@ from nibabel.orientations import aff2axcodes
 
 from voxscale.config.load import with_fold
 from voxscale.config.schema import Config
-from voxscale.data.cases import TRAIN, Case, Manifest
+from voxscale.data.cases import TRAIN, VAL, Case, Manifest
+from voxscale.data.classes import check_classes, classes_of
 from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
-from voxscale.data.split import num_folds, split_cases
+from voxscale.data.split import check_test_cases, label_strata, num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
 from voxscale.errors import ConfigError, DataError, VoxscaleError
@@ -44,6 +45,7 @@ class Facts:
     channels: int
     intensity: tuple[tuple[float, ...], ...]  # per channel: mean, std, 0.5, 50 and 99.5 % of what is not zero
     volumes_ml: Mapping[int, float]
+    labels: tuple[int, ...]  # that stand in it once prepared, background included
     image_sha256: bytes
 
 
@@ -180,8 +182,16 @@ def _facts(case: Case, raw: RawCase, geometry: Geometry) -> Facts:
         channels=len(raw.image_cxyz),
         intensity=tuple(_intensity(channel) for channel in raw.image_cxyz),
         volumes_ml={label: count * ml for label, count in enumerate(counts.tolist()) if label and count},
+        labels=_prepared_labels(raw, geometry),
         image_sha256=bytes.fromhex(raw.image_sha256),
     )
+
+
+def _prepared_labels(raw: RawCase, geometry: Geometry) -> tuple[int, ...]:
+    """Slices, a crop or resampling can leave a label out."""
+    if raw.label_xyz is None:
+        return ()
+    return tuple(np.unique(geometry.apply(raw.label_xyz, linear=False)).tolist())
 
 
 def _intensity(channel: np.ndarray) -> tuple[float, ...]:
@@ -219,7 +229,8 @@ def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> 
     """Whether the cases can be split as asked for, in every fold, without a patient or an image in two parts."""
     if not manifest.cases:
         return []  # why there are none has been found already
-    strata = {fact.case: str(sorted(fact.volumes_ml)) for fact in facts}
+    labels = {fact.case: fact.labels for fact in facts}
+    strata = label_strata(labels)
     if config.predicts_outcomes:
         strata = _strata_of_targets(manifest.cases, config)
     images = {fact.case: fact.image_sha256 for fact in facts}
@@ -227,7 +238,22 @@ def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> 
     for fold in range(1, num_folds(config.data.split) + 1):
         split, faults = _split(manifest.cases, with_fold(config, fold), strata)
         findings += [*faults, *find_duplicates(split or manifest.cases, images)]
+        findings += check_test_cases(split, config.data.split)
+        findings += [] if config.predicts_outcomes else _check_classes(split, labels, config)
     return list(dict.fromkeys(findings))
+
+
+def _check_classes(split: Sequence[Case], labels: Mapping[str, tuple[int, ...]], config: Config) -> list[Finding]:
+    """Classes that no case of a part has; not where a case could not be read, as that one might."""
+    if not split or any(case.id not in labels for case in split):
+        return []
+    found = sorted({label for case in split for label in labels[case.id]} - {0})
+    if not found:
+        fix = "check that labels and images were not swapped, and what data.slices and data.size leave"
+        return [Finding(ERROR, "class-missing", "", "", "no labelled voxel in any case", "at least one", fix)]
+    classes = {name: of for name, of in classes_of(config.data.regions, found).items() if set(of) & set(found)}
+    training, validation = ([labels[case.id] for case in split if case.split == part] for part in (TRAIN, VAL))
+    return check_classes(classes, training, validation)
 
 
 def _strata_of_targets(cases: Sequence[Case], config: Config) -> dict[str, str]:
@@ -296,7 +322,7 @@ def _as_findings(error: VoxscaleError, code: str, otherwise: str) -> list[Findin
 
 
 def _check_regions(facts: Sequence[Facts], config: Config) -> list[Finding]:
-    found = sorted({label for fact in facts for label in fact.volumes_ml})
+    found = sorted({label for fact in facts for label in fact.labels} - {0})
     unknown = sorted({label for labels in (config.data.regions or {}).values() for label in labels} - set(found))
     if not facts or not unknown:
         return []

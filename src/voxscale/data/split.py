@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.data import SplitColumns, SplitShares
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
+from voxscale.data.findings import WARNING, Finding
 from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import read_rows, write_csv
 
@@ -53,6 +54,24 @@ def split_cases(
     for name in dict.fromkeys((group, "patient")):
         _refuse_overlap(cases, roles, name)
     return [replace(case, split=role) for case, role in zip(cases, roles, strict=True)]
+
+
+def label_strata(labels: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Strata by the labels, ascending and background included, that stand in each case once it is prepared.
+
+    Their spelling decides their order, and with it the split.
+    """
+    return {case: str(tuple(present)) for case, present in labels.items()}
+
+
+def check_test_cases(cases: Sequence[Case], split: SplitShares | SplitColumns | None) -> list[Finding]:
+    """Shares are of all cases: what the data itself holds out for test may train, which is rarely meant."""
+    used = [case.id for case in cases if case.role == TEST != case.split]
+    if not used or not isinstance(split, SplitShares):
+        return []
+    found = f"{len(used)} of the data's own test cases in training or validation: {_listed(used)}"
+    fix = "add keep_test: true to data.split, unless that is meant"
+    return [Finding(WARNING, "test-used", "", "", found, "test cases that stay so", fix)]
 
 
 def num_folds(split: SplitShares | SplitColumns | None) -> int:

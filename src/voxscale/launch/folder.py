@@ -26,7 +26,7 @@ from voxscale.data.outcomes import (
     target_strata,
     write_outcomes,
 )
-from voxscale.data.split import read_split, split_cases, write_split
+from voxscale.data.split import check_test_cases, label_strata, read_split, split_cases, write_split
 from voxscale.data.store import Store, describe_store
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, DataError, InfrastructureError
@@ -169,7 +169,7 @@ def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[
     strata = (
         target_strata(config, cases)
         if config.predicts_outcomes
-        else {case: str(store.labels_of(row)) for case, row in rows.items()}
+        else label_strata({case: store.labels_of(row) for case, row in rows.items()})
     )
     split = split_cases(cases, config.data.split, strata)
     refuse_errors(find_duplicates(split, {case: store.image_sha256(row) for case, row in rows.items()}))
@@ -191,15 +191,16 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
         loss.check()
     if config.train.init_from is not None:
         find_start(Path(config.train.init_from))
+    test_cases = check_test_cases(cases, config.data.split)
     if config.predicts_outcomes:
         found, findings = examine_outcomes(config, cases)
         build_outcome_task(config, outcomes or found)
-        return [finding for finding in findings if finding.level == WARNING]
+        return [*test_cases, *(finding for finding in findings if finding.level == WARNING)]
     task = build_task(config, store)
     training, validation = ([store.row(case.id) for case in cases if case.split == split] for split in (TRAIN, VAL))
     findings = task.check_classes(store, training, validation)
     refuse_errors(findings)
-    return findings
+    return [*test_cases, *findings]
 
 
 def _refuse_other_encoder(config: Config, plan: Plan, store: Store, outcomes: Outcomes | None) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from voxscale.config.losses import OutcomeLoss, OwnLossOptions
 from voxscale.config.schema import Config
-from voxscale.data.findings import ERROR, WARNING, Finding
+from voxscale.data.classes import check_classes, classes_of
+from voxscale.data.findings import Finding
 from voxscale.data.store import Store
 from voxscale.data.volumes import Labels
 from voxscale.errors import ConfigError, DataError
@@ -70,7 +71,7 @@ class Segmentation:
             raise ConfigError(f"loss {config.loss.name}: is of another task", fix="choose one with a Dice part")
         regions = config.data.regions
         exclusive = regions is None
-        classes = regions or {str(label): (label,) for label in found}
+        classes = classes_of(regions, found)
         loss = (
             OwnLoss(config.loss)
             if isinstance(config.loss, OwnLossOptions)
@@ -141,11 +142,7 @@ class Segmentation:
         return 1.0 - float(row.get("dice/mean", 1.0))
 
     def check_classes(self, store: Store, training: Iterable[int], validation: Iterable[int]) -> list[Finding]:
-        """A class without a training case cannot be learnt; one without a validation case is not validated."""
-        return [
-            *(self._finding(ERROR, "training", name) for name in self._missing(store, training)),
-            *(self._finding(WARNING, "validation", name) for name in self._missing(store, validation)),
-        ]
+        return check_classes(self.classes, map(store.labels_of, training), map(store.labels_of, validation))
 
     @property
     def can_map(self) -> str | None:
@@ -240,23 +237,6 @@ class Segmentation:
         why = ", as surfaces are measured in the final evaluation only" * metric.startswith(_SURFACES)
         nearest = difflib.get_close_matches(metric, usable, n=1, cutoff=0)[0]
         return [(f"validate.metric: found {metric!r}, expected one of {expected}{why}", f"e.g. {nearest}")]
-
-    def _missing(self, store: Store, rows: Iterable[int]) -> list[str]:
-        """Classes that none of these cases has; where there is no case, nothing is missed."""
-        present = {label for row in rows for label in (0, *store.labels_of(row))}
-        return [name for name, labels in self.classes.items() if present and present.isdisjoint(labels)]
-
-    def _finding(self, level: str, split: str, name: str) -> Finding:
-        labels = ", ".join(map(str, self.classes[name]))
-        return Finding(
-            level,
-            "class-missing",
-            case="",
-            file="",
-            found=f"class {name} (label {labels}) in no {split} case",
-            expected="at least one",
-            fix="choose another data.split.seed or fold, keep data.split.stratify on, or leave the class out",
-        )
 
 
 def _overlaps(counts: Counts) -> dict[str, list[float | None]]:
