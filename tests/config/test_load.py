@@ -172,6 +172,10 @@ def test_differences_name_fields_that_change_the_result() -> None:
     asked, held = make({"log": "quiet", "train": {"stop_after": {"steps": 3}}}), make({"optimizer": {"lr": 1e-3}})
     assert differences(asked, held) == ["optimizer.lr is 0.001 there, 0.0001 here"]
     assert identity(asked) == identity(make({})) != identity(held)
+    staged = make({"data": {"source": "x", "stage": "$TMPDIR"}})
+    without = make({"data": {"source": "x"}})
+    assert not differences(staged, without)
+    assert identity(staged) == identity(without)
 
 
 def test_a_bomb_of_aliases_is_answered_at_once() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Cli
 from layouts import LAYOUTS, mutants
 from voxscale.config.data import Data
 from voxscale.data.archive import ARCHIVES, extract_archive
@@ -215,6 +216,27 @@ def test_several_processes_unpack_at_once(tmp_path: Path) -> None:
     ]
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["200\n"] * 3
     assert len(_leftovers(tmp_path / "into")) == 1
+
+
+@pytest.mark.parametrize(("name", "mode"), [("a.tar", "w:gz"), ("a.tgz", "w"), ("a.tar.gz", "w")])
+def test_the_content_says_whether_it_is_compressed(name: str, mode: str, tmp_path: Path) -> None:
+    folder = extract_archive(_pack(tmp_path / name, (_member("x"), b"1"), mode=mode), tmp_path / "into")
+    assert (folder / "x").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("name", ["b.tar.bz2", "b.tar.XZ", "b.zip"])
+@pytest.mark.parametrize("words", [["doctor"], ["train"], ["init"]], ids=str)
+def test_archives_of_other_kinds_are_named_as_such(
+    name: str, words: list[str], tmp_path: Path, cli_here: Cli, write_config: Callable[..., Path]
+) -> None:
+    (tmp_path / name).write_bytes(b"BZh9")
+    out = ["--out", str(tmp_path / "c.yaml")] if words == ["init"] else []
+    given = [tmp_path / name] if out else [tmp_path / name, write_config(data__source=str(tmp_path / name))]
+    for each in given:
+        done = cli_here(*words, each, *out)
+        assert done.code == 3
+        assert f"{name}: found an archive that is not unpacked here, expected .tar, .tar.gz, .tgz" in done.err
+        assert "fix: unpack it" in done.err
 
 
 def test_listed_and_pruned_unless_read(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from PIL.GifImagePlugin import GifImageFile
 
 from conftest import Cli, Finished
 from voxscale.config.data import Data
+from voxscale.config.schema import Config
 from voxscale.data.geometry import make_geometry
 from voxscale.data.preprocess import PreparedCase
-from voxscale.data.show import COLOURS, draw_case, save_pictures
+from voxscale.data.show import COLOURS, draw_augmented, draw_case, save_pictures
 
 PANEL = 224, 240  # width, height of one plane with its caption and border
 EDGE, BORDER, CAPTION = 220, 2, 18
@@ -171,6 +172,33 @@ def test_whole_volumes_can_be_augmented(show: Callable[..., Finished], tmp_path:
     assert (tmp_path / "out" / "full.png").exists()
 
 
+def test_whole_volumes_are_as_large_as_in_training(
+    show: Callable[..., Finished], dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest case decides, in whole strides, of whichever case is drawn."""
+    folder, sizes = shutil.copytree(dataset, tmp_path / "copy"), list[tuple[int, ...]]()
+    for kind, voxels in (("img", np.random.default_rng(0).normal(size=(24, 33, 16))), ("seg", np.ones((24, 33, 16)))):
+        nib.save(nib.Nifti1Image(voxels.astype(np.int16), np.eye(4)), folder / f"{kind}large.nii.gz")
+
+    def note(prepared: PreparedCase, config: Config, size: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
+        sizes.append(size)
+        return draw_augmented(prepared, config, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("voxscale.data.show.draw_augmented", note)
+    full = {"data__source": str(folder), "data__store": str(tmp_path / "store"), "patches__size": "full"}
+    assert show("full.png", "--augmented", "--case", "3", **full).code == 0
+    assert show("one.png", "--augmented", "--case", "3", **full, data__size=[16, 20, 16]).code == 0
+    assert sizes == [(24, 34, 16), (16, 20, 16)]
+
+
+def test_a_folder_is_no_picture(show: Callable[..., Finished], tmp_path: Path) -> None:
+    (tmp_path / "out" / "c.png").mkdir(parents=True)
+    done = show("c.png")
+    assert done.code == 2
+    assert f"--out {tmp_path / 'out' / 'c.png'}: found a folder, expected a file" in done.err
+    assert not list((tmp_path / "out" / "c.png").iterdir())
+
+
 def test_the_case_is_drawn_as_it_will_be_trained_on(tmp_path: Path, cli_here: Cli) -> None:
     """A file stored from left to right and from right to left gives one picture."""
     pictures = []
@@ -197,6 +225,12 @@ def test_the_case_is_drawn_as_it_will_be_trained_on(tmp_path: Path, cli_here: Cl
         ("c.jpg", [], 2, ["found .jpg, expected .png or .gif"]),
         ("c", [], 2, ["found no ending, expected .png or .gif"]),
         ("c.png.txt", ["--case", "33"], 2, ["expected .png or .gif"]),
+        (
+            "c.png",
+            ["--augmented", "patches.size=full", "augment=[{name: rotate90, axes: [0, 2]}]"],
+            2,
+            ["rotate90 in axes [0, 2] needs equal patches.size there, found 24 and 16"],
+        ),
         ("c.png", ["--augmented", "data.slices={z: [40, null]}"], 3, ["leaves nothing of 16 slices"]),
     ],
 )

@@ -285,13 +285,25 @@ def test_quarter_turns_of_whole_volumes_must_fit(
     assert "rotate90 in axes [0, 2] needs equal patches.size there, found 24 and 16" in done.err
 
 
-@pytest.mark.parametrize("stage", ["$NO_SUCH_VARIABLE/x", "relative"])
-def test_a_stage_that_is_nowhere_is_refused(
-    stage: str, cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+def test_a_relative_stage_is_refused_before_anything_is_made(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    done = cli_here("train", write_config(data__stage=stage), "--devices", 1, "--run", tmp_path / "run")
+    done = cli_here("train", write_config(data__stage="relative"), "--devices", 1, "--run", tmp_path / "run")
     assert done.code == 2
-    assert f"data.stage {stage}: " in done.err
+    assert "data.stage: 'relative': expected an absolute path" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_that_is_nowhere_is_refused_and_can_be_corrected(
+    cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, stage = tmp_path / "run", "$NO_SUCH_VARIABLE/x"
+    done = cli_here("train", write_config(data__stage=stage), "--devices", 1, "--run", run)
+    assert done.code == 2
+    assert f"data.stage {stage}: this node does not set" in done.err
+    corrected = write_config(data__stage=str(tmp_path / "node"))
+    assert cli_here("train", corrected, "--devices", 1, "--run", run, "--json").json["state"] == "done"
+    assert (tmp_path / "node").exists()
 
 
 @pytest.mark.ranks

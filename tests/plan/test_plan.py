@@ -42,6 +42,22 @@ def test_a_run_shorter_than_the_interval_still_validates() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        ({}, ["global"]),
+        ({"share": "rank"}, ["data.cache.share"]),
+        ({"rate": 0.5, "replace": 0.5}, ["data.cache.replace"]),
+        ({"share": "rank", "rate": 0.5, "replace": 0.5}, ["data.cache.share", "data.cache.replace"]),
+    ],
+)
+def test_the_plan_names_all_that_samples_depend_on(cache: dict[str, object], words: list[str]) -> None:
+    content = {"data": {"source": "d", "cache": {"where": "host", **cache}}, "train": {"epochs": 9, "batch": 2}}
+    plan = make_plan(make_config(content, name="c", base=Path()), num_train=8, num_val=1, world_size=2)
+    known = ("global", "data.cache.share", "data.cache.replace")
+    assert [word for word in known if word in plan.stream] == words
+
+
+@pytest.mark.parametrize(
     ("machine", "batch", "devices", "why"),
     [
         (Machine(gpus=0, cpus=8), 6, 6, "6 of 8 CPUs, the most that train.batch 6 divides over"),

@@ -117,14 +117,19 @@ def show(
     A .png shows the slices through the middle of what is labelled, a .gif scrolls through the volume.
     """
     from voxscale.data.show import choose_case, draw_augmented, draw_case, read_prepared, save_pictures
-    from voxscale.launch.folder import load_cases
+    from voxscale.launch.folder import load_cases, trained_patch
     from voxscale.launch.given import config_or_data
+    from voxscale.launch.machine import look_at_machine
 
     settled = config_or_data(config, overrides, os.environ)
     manifest = load_cases(settled, os.environ, threads=1)
     chosen = choose_case(manifest, case, out)
     prepared = read_prepared(chosen, manifest, settled)
-    pictures = draw_augmented(prepared, settled) if augmented else draw_case(prepared, manifest.channels)
+    if augmented:
+        patch = trained_patch(manifest, settled, os.environ, threads=look_at_machine().cpus)
+        pictures = draw_augmented(prepared, settled, patch)
+    else:
+        pictures = draw_case(prepared, manifest.channels)
     save_pictures(pictures, out)
     answer(
         as_json,

@@ -218,6 +218,13 @@ class Data(Section):
             raise ValueError(f"{shown}: found {groups} groups, expected one, e.g. ^(sub-[0-9]+)")
         return pattern
 
+    @field_validator("stage")
+    @classmethod
+    def _stage_is_somewhere(cls, stage: str | None) -> str | None:
+        if stage is not None and "$" not in stage and not stage.startswith("/"):
+            raise ValueError(f"{stage!r}: expected an absolute path, or a variable of the node, e.g. $TMPDIR")
+        return stage
+
     @model_validator(mode="after")
     def _one_grid(self) -> Self:
         if self.spacing is not None and self.size is not None:

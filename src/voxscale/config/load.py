@@ -189,14 +189,18 @@ def differences(asked: Config, held: Config) -> list[str]:
     return [
         f"{path} is {_short(there)} there, {_short(here)} here"
         for path, here, there in _pairs(plain(asked), plain(held), "")
-        if here != there and not path.startswith(_FREE_TO_CHANGE)
+        if here != there and not path.startswith((*_FREE_TO_CHANGE, *_FREE_BUT_HASHED))
     ]
 
 
 def identity(config: Config) -> str:
     """A hash of all fields that could change the result."""
     fields = [[path, value] for path, value, _ in _pairs(plain(config), plain(config), "")]
-    kept = [[path, value] for path, value in fields if not path.startswith(_FREE_TO_CHANGE)]
+    kept = [
+        [path, None if path in _FREE_BUT_HASHED else value]
+        for path, value in fields
+        if not path.startswith(_FREE_TO_CHANGE)
+    ]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -204,6 +208,7 @@ _FREE_TO_CHANGE = (
     *("loader.", "checkpoint.", "log", "track", "data.store"),
     *("train.devices", "train.stop_after", "train.backend", "train.timeout_s", "validate.previews"),
 )
+_FREE_BUT_HASHED = ("data.stage",)  # as null, so that the hashes that runs have recorded hold
 
 
 class _Dumper(yaml.SafeDumper):

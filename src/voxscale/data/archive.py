@@ -24,6 +24,8 @@ from voxscale.terminal import Advance, progress
 
 ARCHIVES = "archives"  # the folder of a store's root that they are unpacked in
 ENDINGS = (".tar", ".tar.gz", ".tgz")
+_OTHERS = (".zip", ".7z", ".rar", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+_GZIP = b"\x1f\x8b"
 MAX_BYTES = 2**42
 MAX_MEMBERS = 2_000_000
 _MAX_RATIO = 200  # no archive of volumes grows more when unpacked
@@ -38,6 +40,15 @@ _Unreadable = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueEr
 
 def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS) and path.is_file()
+
+
+def refuse_other_archive(path: Path) -> None:
+    """Archives of kinds that are not unpacked are named as such, rather than taken for something else."""
+    if path.name.lower().endswith(_OTHERS) and path.is_file():
+        raise DataError(
+            f"{path.name}: found an archive that is not unpacked here, expected {', '.join(ENDINGS)}",
+            fix="unpack it and give the folder, or pack it again as .tar",
+        )
 
 
 def stamp_of(folder: Path) -> Path:
@@ -122,7 +133,8 @@ def _open(tar: Path, limit: int) -> Iterator[tuple[_Bounded, tarfile.TarFile]]:
     """The archive, and the decompressed stream below it, which gives no more than a sane amount."""
     pieces = tar.stat().st_size // _PIECE + 1
     with tar.open("rb") as raw, progress(f"unpacking {tar.name}", pieces) as advance:
-        packed = not tar.name.lower().endswith(".tar")
+        packed = raw.read(2) == _GZIP  # whatever it is called
+        raw.seek(0)
         content: IO[bytes] = gzip.open(raw) if packed else raw  # type: ignore[assignment]  # noqa: SIM115
         stream = _Bounded(content, 2 * limit + _BLOCK, _steps(raw.tell, advance))
         with tarfile.open(fileobj=stream, mode="r:", errorlevel=2) as archive:  # type: ignore[call-overload]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.data import Data
 from voxscale.config.schema import Patches
-from voxscale.data.archive import is_archive
+from voxscale.data.archive import is_archive, refuse_other_archive
 from voxscale.data.cases import TEST, TRAIN, VAL, Case
 from voxscale.data.column_names import says_fold
 from voxscale.data.formats import class_folders, find_cases, load_manifest, monai_list, nnunet, table, unpack_source
@@ -59,6 +59,7 @@ _SPLIT_WORDS = {
 
 def is_data(path: Path) -> bool:
     """Whether `path` is data rather than a config; both can be JSON files."""
+    refuse_other_archive(path)
     if path.suffix == ".json":
         return monai_list.holds_training(path)
     return path.is_dir() or is_archive(path) or table.detect(path)

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case, Manifest
+from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess
 from voxscale.data.volumes import Floats, Labels, read_case
 from voxscale.errors import ConfigError, DataError, printable
@@ -38,6 +39,8 @@ def choose_case(manifest: Manifest, wanted: str | None, out: Path) -> Case:
     """The case of that id, or the first; what cannot be drawn to `out` is refused before anything is read."""
     if out.suffix.lower() not in (".png", ".gif"):
         raise ConfigError(f"--out {out}: found {out.suffix or 'no ending'}, expected .png or .gif", fix="rename it")
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: found a folder, expected a file", fix="choose another name")
     for case in manifest.cases:
         if wanted is None or case.id == wanted:
             return case
@@ -71,9 +74,9 @@ def draw_case(prepared: PreparedCase, channels: Sequence[str]) -> Iterator[Pictu
         yield np.concatenate([np.concatenate(row, axis=1) for row in rows])
 
 
-def draw_augmented(prepared: PreparedCase, config: Config) -> Iterator[Picture]:
-    """The middle of some patches of the case, augmented as in the first epoch, then a scroll through them."""
-    images, labels = _augmented(prepared, config)
+def draw_augmented(prepared: PreparedCase, config: Config, size: Shape) -> Iterator[Picture]:
+    """The middle of some patches of that size, augmented as in the first epoch, then a scroll through them."""
+    images, labels = _augmented(prepared, config, size)
     greys = _stretched(images, *np.percentile(images, (0.5, 99.5)))
     spacing_mm, depth = voxel_sizes(prepared.geometry.prepared_affine), images.shape[-1]
     for z in [depth // 2, *np.linspace(0, depth - 1, min(depth, _FRAMES)).astype(int).tolist()]:
@@ -128,7 +131,7 @@ class _OneCase:
         return
 
 
-def _augmented(prepared: PreparedCase, config: Config) -> tuple[Floats, Labels]:
+def _augmented(prepared: PreparedCase, config: Config, size: Shape) -> tuple[Floats, Labels]:
     """The first channels (n, x, y, z) and labels of some patches, exactly as the loader makes them."""
     import torch  # drawing a case as it is needs no torch
 
@@ -136,7 +139,6 @@ def _augmented(prepared: PreparedCase, config: Config) -> tuple[Floats, Labels]:
     from voxscale.data.sampler import PatchSampler, Stream
 
     one = _OneCase(prepared, _label(prepared))
-    size = one.shape(0) if config.patches.size == "full" else config.patches.size
     stream = Stream(config.train.seed, num_cases=1, per_case=_PATCHES, batch=_PATCHES)
     sampler = PatchSampler(stream, one, np.zeros(1, np.int32), size, config.patches.foreground)
     loader = PatchLoader(

@@ -32,7 +32,7 @@ from voxscale.data.synthetic import ensure_synthetic
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.files import locked, publish, write_json, write_text
 from voxscale.launch.outcome import read_state
-from voxscale.plan.plan import Plan, make_plan, split_batch
+from voxscale.plan.plan import Plan, fitting_patch, make_plan, split_batch
 from voxscale.plan.resources import Machine, choose_devices, resolve
 from voxscale.runs import RunFolder
 from voxscale.train.ownership import refuse_if_live, refuse_other_origin, refuse_other_world
@@ -163,6 +163,16 @@ def prepare_cases(manifest: Manifest, config: Config, environ: Mapping[str, str]
     return prepare(manifest, config.data, store_root(config.data, environ), patch=patch, threads=threads)
 
 
+def trained_patch(
+    manifest: Manifest, config: Config, environ: Mapping[str, str], *, threads: int
+) -> tuple[int, int, int]:
+    """The size of patches in training; whole volumes are all prepared where only that tells the largest."""
+    if config.patches.size != "full":
+        return config.patches.size
+    largest = config.data.size or prepare_cases(manifest, config, environ, threads=threads).largest_shape()
+    return fitting_patch(config, largest)
+
+
 def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[Case]:
     """Split by patient, labels or outcomes of cases spread evenly; no image may stand in two parts."""
     rows = {case.id: store.row(case.id) for case in cases}
@@ -232,7 +242,7 @@ def _with_free_fields(held: Config, asked: Config) -> Config:
     """What cannot change the result is taken as asked for."""
     of_train = {name: getattr(asked.train, name) for name in ("devices", "stop_after", "backend", "timeout_s")}
     train = held.train.model_copy(update=of_train)
-    data = held.data.model_copy(update={"store": asked.data.store})
+    data = held.data.model_copy(update={"store": asked.data.store, "stage": asked.data.stage})
     free = {name: getattr(asked, name) for name in ("loader", "checkpoint", "log", "track")}
     return held.model_copy(update={**free, "train": train, "data": data})
 

@@ -80,11 +80,7 @@ def make_plan(
 ) -> Plan:
     """`largest` is the extent, axis by axis, of the largest prepared volume."""
     micro_batch, accumulate = split_batch(config.train.global_batch, world_size, config.train.micro_batch)
-    patch = patch_size(config, largest)
-    if problems := size_problems(config.model, "patches.size", patch):
-        raise ConfigError.from_findings(problems, fix="set data.size or patches.size, or use fewer model.channels")
-    if problems := turning_problems(config.augment, patch):
-        raise ConfigError.from_findings(problems, fix="take rotate90 out, or set data.size or patches.size")
+    patch = fitting_patch(config, largest)
     stream = make_stream(config, num_train, world_size)
     if stream.epochs_to_see_all > config.train.epochs:
         raise ConfigError(
@@ -125,6 +121,16 @@ def make_stream(config: Config, num_train: int, world_size: int) -> Stream:
     )
 
 
+def fitting_patch(config: Config, largest: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The size of patches; refused where the model or a turn by augmentation does not fit it."""
+    patch = patch_size(config, largest)
+    if problems := size_problems(config.model, "patches.size", patch):
+        raise ConfigError.from_findings(problems, fix="set data.size or patches.size, or use fewer model.channels")
+    if problems := turning_problems(config.augment, patch):
+        raise ConfigError.from_findings(problems, fix="take rotate90 out, or set data.size or patches.size")
+    return patch
+
+
 def patch_size(config: Config, largest: tuple[int, int, int]) -> tuple[int, int, int]:
     """What the network sees at once: the patch, or for whole volumes the largest of all, in whole strides."""
     if config.patches.size != "full":
@@ -134,11 +140,12 @@ def patch_size(config: Config, largest: tuple[int, int, int]) -> tuple[int, int,
 
 
 def _describe_stream(stream: Stream) -> str:
+    exceptions = []
     if stream.parts > 1:
-        return f"each of {stream.parts} ranks trains on cases of its own (data.cache.share)"
+        exceptions.append(f"each of {stream.parts} ranks trains on cases of its own (data.cache.share)")
     if stream.replace:
-        return f"{stream.epochs_to_see_all} epochs see every case (data.cache.replace)"
-    return "global"
+        exceptions.append(f"{stream.epochs_to_see_all} epochs see every case (data.cache.replace)")
+    return "; ".join(exceptions) or "global"
 
 
 def split_batch(global_batch: int, world_size: int, fits: int | None = None) -> tuple[int, int]:

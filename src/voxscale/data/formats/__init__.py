@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from voxscale.config.data import Columns, Data
-from voxscale.data.archive import ARCHIVES, extract_archive, is_archive
+from voxscale.data.archive import ARCHIVES, extract_archive, is_archive, refuse_other_archive
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.findings import Finding, refuse_errors
 from voxscale.data.formats import cifar10, class_folders, decathlon, monai_list, nnunet, pairs, table, tfrecord
@@ -41,6 +41,7 @@ def detect_format(source: Path) -> str:
     with _readable(source):
         if source.is_dir() and not any(source.iterdir()):
             raise DataError(f"data.source {source}: the folder is empty", fix=f"put the data there: {_expected()}")
+        refuse_other_archive(source)
         if is_archive(source):
             return "decathlon"
         for name, module in FORMATS.items():
