@@ -9,6 +9,7 @@ import pytest
 from voxscale.config.site import Interconnect, Site
 from voxscale.errors import ConfigError
 from voxscale.launch.target import choose_target
+from voxscale.plan.curve import simulate_curve
 from voxscale.plan.devices import Network, as_precision, find_device, known_devices, named_device, table_costs
 from voxscale.plan.links import choose_links
 from voxscale.plan.plan import Plan
@@ -80,7 +81,20 @@ def test_the_slowest_of_arithmetic_memory_and_calls_counts() -> None:
         4 * 6 * (100 << 30) / (0.6 * 1555e9)
     )
     tiny = replace(NETWORK, forward_operations=1, backward_operations=2, kept_half_bytes=1)
-    assert table_costs(a100, tiny, PLAN, precision="bf16", windows=8, cpus=4)[0].compute_s == pytest.approx(2e-3)
+    assert table_costs(a100, tiny, PLAN, precision="bf16", windows=8, cpus=4)[0].step_s == pytest.approx(2e-3)
+
+
+def test_calls_take_as_long_however_many_devices_share_the_patches() -> None:
+    a100 = named_device("a100")
+    tiny = replace(NETWORK, forward_operations=1, backward_operations=2, kept_half_bytes=1, gradient_bytes=1)
+    whole = replace(PLAN, micro_batch=4, accumulate=1)
+    costs, _ = table_costs(a100, tiny, whole, precision="bf16", windows=8, cpus=4)
+    links = choose_links(Interconnect(), measured_gb_s=None, device=a100)
+    shared = replace(whole, world_size=4, micro_batch=1)
+    assert predict_times(whole, Layout(1, 1), [costs], links).step.compute_s == pytest.approx(1e-3)
+    assert predict_times(shared, Layout(1, 4), [costs], links).step.compute_s == pytest.approx(1e-3)
+    (alone,) = simulate_curve(costs, links, [1], per_node=1)
+    assert alone.step.compute_s == pytest.approx(1e-3)
 
 
 def test_memory_is_that_of_the_precision_and_with_auto_that_of_float32() -> None:
@@ -90,7 +104,12 @@ def test_memory_is_that_of_the_precision_and_with_auto_that_of_float32() -> None
     assert half.compute_s == auto.compute_s
     assert (auto.device_training_bytes or 0) - (half.device_training_bytes or 0) == 2 * (2 << 30)
     memory = predict_memory(PLAN, Layout(1, 1), [half])
+    assert memory.workspace == 1 << 30
     assert memory.device == (400 << 20) + 2 * ((2 << 30) + (2 << 20)) + (1 << 30)
+    fewer = predict_memory(replace(PLAN, micro_batch=1), Layout(1, 1), [half])
+    assert fewer.device == (400 << 20) + ((2 << 30) + (2 << 20)) + (1 << 30), (
+        "the driver takes no less for fewer patches"
+    )
 
 
 def test_what_rests_on_the_table_is_never_trusted() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from voxscale.config.site import Interconnect
 from voxscale.errors import ConfigError
@@ -149,6 +152,50 @@ def test_what_does_not_fit_is_refused_all_at_once_with_the_change_that_would() -
         refuse_unfit(PLAN, Layout(1, 8), memory, replace(given, devices_per_node=4), others=[before])
     assert both.value.message.startswith("the batch does not divide\n--devices 8: found 4 on each node")
     assert both.value.fix.startswith("take another; ask for --nodes 2 --devices 4; ")
+
+
+@given(
+    batch=some.integers(1, 200),
+    devices=some.sampled_from([1, 2, 3, 8]),
+    held=some.integers(0, 10**6),
+    workspace=some.integers(0, 10**4),
+    room=some.integers(1, 3 * 10**6),
+    on_gpu=some.booleans(),
+)
+def test_every_change_that_is_offered_is_accepted(
+    batch: int, devices: int, held: int, workspace: int, room: int, on_gpu: bool
+) -> None:
+    held += COSTS.model_bytes + workspace
+    of_gpu = {"device_training_bytes": held, "device_validating_bytes": COSTS.model_bytes + workspace}
+    costs = replace(
+        COSTS,
+        on_gpu=on_gpu,
+        micro_batch=batch,
+        workspace_bytes=workspace,
+        training_bytes=1000 + held,
+        launcher_bytes=0,
+        **(of_gpu if on_gpu else {}),
+    )
+    given = Given(room, None, None, 4) if on_gpu else Given(None, room, None, 4)
+
+    def refused(plan: Plan) -> str:
+        try:
+            refuse_unfit(plan, Layout(1, devices), predict_memory(plan, Layout(1, devices), [costs]), given)
+        except ConfigError as error:
+            return error.fix or ""
+        return ""
+
+    plan = replace(PLAN, micro_batch=batch)
+    if offered := re.search(r"train.micro_batch=(\d+)", refused(plan)):
+        fewer = int(offered[1])
+        assert refused(replace(plan, micro_batch=fewer, accumulate=batch // fewer)) == ""
+
+
+def test_nodes_that_are_offered_have_the_ranks_that_were_asked_for() -> None:
+    given = Given(None, None, None, 4, devices_per_node=4)
+    with pytest.raises(ConfigError) as refused:
+        refuse_unfit(PLAN, Layout(1, 10), predict_memory(PLAN, Layout(1, 10), [COSTS]), given)
+    assert refused.value.fix == "ask for --nodes 5 --devices 2"
 
 
 def test_a_window_that_does_not_fit_is_named_rather_than_the_batch() -> None:

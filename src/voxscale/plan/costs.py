@@ -14,7 +14,9 @@ class Costs:
     """Of one rank of a world, its seconds per step and its bytes.
 
     `load_s` is what its patches of a step take when nothing else is done, `data_s` what it waits for them beside its
-    computing; `communication_s` what sharing gradients adds. `rest_bytes` is the process without the network.
+    computing; `communication_s` what sharing gradients adds. `compute_s` grows with the patches, but a micro-batch
+    takes no less than `calls_s`. `rest_bytes` is the process without the network, `workspace_bytes` the part of the
+    device's memory that is the same for any number of patches.
     """
 
     basis: Literal["probe", "table"]
@@ -45,6 +47,8 @@ class Costs:
     device_bytes: int | None  # that the GPU has in all
     all_reduce_gb_s: float | None
     launcher_bytes: int | None = None  # of the process that started several ranks; None: not looked at
+    calls_s: float = 0.0
+    workspace_bytes: int = 0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], basis: Literal["probe", "table"] = "probe") -> Self:
@@ -57,7 +61,11 @@ class Costs:
 
     @property
     def step_s(self) -> float:
-        return self.data_s + self.compute_s + self.communication_s
+        return self.data_s + self.computing_s(self.micro_batch, self.accumulate) + self.communication_s
+
+    def computing_s(self, micro_batch: int, accumulate: int) -> float:
+        """Of a step with so many patches at once, so often."""
+        return max(self.compute_s * micro_batch * accumulate / self.patches, accumulate * self.calls_s)
 
     @property
     def patches(self) -> int:
@@ -66,20 +74,19 @@ class Costs:
 
     @property
     def model_bytes(self) -> int:
-        """What stays the same however many patches are computed at once."""
+        """Weights, and what belongs to each of them."""
         return self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
     def activation_bytes(self) -> int:
-        """What a micro-batch takes on its way through the network, and back, beside the model."""
-        held = (
-            self.training_bytes - self.rest_bytes if self.device_training_bytes is None else self.device_training_bytes
-        )
-        return max(0, held - self.model_bytes)
+        """What a micro-batch takes on its way through the network, and back, beside what stays the same."""
+        return self._beside_the_model(self.training_bytes, self.device_training_bytes)
 
     @property
     def window_bytes(self) -> int:
-        """What validating a case takes beside the model."""
-        if self.device_validating_bytes is None:
-            return max(0, self.validating_bytes - self.rest_bytes - self.model_bytes)
-        return max(0, self.device_validating_bytes - self.model_bytes)
+        """What validating a case takes beside what stays the same."""
+        return self._beside_the_model(self.validating_bytes, self.device_validating_bytes)
+
+    def _beside_the_model(self, of_process: int, of_device: int | None) -> int:
+        held = of_process - self.rest_bytes if of_device is None else of_device
+        return max(0, held - self.model_bytes - self.workspace_bytes)

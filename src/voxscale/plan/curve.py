@@ -67,7 +67,8 @@ def refuse_plot(plot: Path | None, simulated: str | None) -> None:
 def simulate_curve(costs: Costs, links: Links, worlds: Sequence[int], *, per_node: int) -> list[Point]:
     """Weak scaling over nodes of so many devices, or of fewer where a world does not divide: the speed-up is that of
     patches a second over one device."""
-    work = Work(costs.compute_s, costs.data_s, costs.gradient_bytes, costs.spread)
+    compute_s = costs.computing_s(costs.micro_batch, costs.accumulate)
+    work = Work(compute_s, costs.data_s, costs.gradient_bytes, costs.spread)
     alone = simulate_step(work, links, nodes=1, devices=1).step_s
     points = []
     for world in worlds:

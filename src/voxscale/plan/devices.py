@@ -127,7 +127,6 @@ def table_costs(
     kept, patches = network.kept(settled), plan.micro_batch * plan.accumulate
     each_s = device.seconds(network.forward_operations + network.backward_operations, kept, settled)
     forward_s = device.seconds(network.forward_operations, kept / 3, settled)
-    compute_s = max(patches * each_s, plan.accumulate * network.calls * _CALL_S)
     model = network.weights_bytes + network.gradient_bytes + network.optimizer_bytes
     # Before `auto` becomes 16 bits, a first step is taken in float32: it has to fit.
     widest = network.kept("fp32" if precision == "auto" else settled) + 2 * network.largest_bytes
@@ -145,7 +144,7 @@ def table_costs(
         accumulate=plan.accumulate,
         global_batch=plan.global_batch,
         data_s=0.0,
-        compute_s=compute_s,
+        compute_s=patches * each_s,
         communication_s=0.0,
         load_s=0.0,
         spread=0.0,
@@ -160,6 +159,8 @@ def table_costs(
         device_validating_bytes=model + _WORKSPACE_BYTES,
         device_bytes=device.memory_bytes,
         all_reduce_gb_s=None,
+        calls_s=network.calls * _CALL_S,
+        workspace_bytes=_WORKSPACE_BYTES,
     )
     return costs, _assumptions(device, network, settled)
 

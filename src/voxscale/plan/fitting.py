@@ -63,10 +63,11 @@ def _in_node(layout: Layout, given: Given) -> Problem | None:
     most = given.devices_per_node
     if most is None or layout.devices <= most:
         return None
-    nodes = -(-layout.world_size // most)
+    world = layout.world_size
+    nodes = next(count for count in range(-(-world // most), world + 1) if world % count == 0)
     return Problem(
         f"--devices {layout.devices}: found {most} on each node of the site (gpus.per_node)",
-        f"ask for --nodes {nodes} --devices {-(-layout.world_size // nodes)}",
+        f"ask for --nodes {nodes} --devices {world // nodes}",
     )
 
 
@@ -93,7 +94,7 @@ def _on_node(plan: Plan, layout: Layout, memory: Memory, given: Given) -> Proble
         )
     return Problem(
         f"a node needs {_gb(memory.node)} for {ranks} with {_work(plan, memory)}, {limit}",
-        _fewer_patches(plan, memory, memory.device - (memory.node - given.node_bytes) // layout.devices),
+        _fewer_patches(plan, memory, memory.device - math.ceil((memory.node - given.node_bytes) / layout.devices)),
     )
 
 
@@ -106,9 +107,9 @@ def _in_shared_memory(memory: Memory, given: Given) -> Problem | None:
     )
 
 
-def _fewer_patches(plan: Plan, memory: Memory, limit: float) -> str:
+def _fewer_patches(plan: Plan, memory: Memory, limit: int) -> str:
     """The largest micro-batch that fits; the result stays the same."""
-    rest, each = memory.device - memory.activations, memory.patches / plan.micro_batch
+    rest, each = memory.device - memory.activations, memory.patches // plan.micro_batch
     if rest + memory.window > limit:
         return "choose a smaller validate.window, or a smaller network"
     per_rank = plan.micro_batch * plan.accumulate

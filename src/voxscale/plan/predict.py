@@ -58,6 +58,7 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
+    workspace: int  # the same for any number of patches
     patches: int  # of a micro-batch, on its way through the network and back
     window: int  # of validating a case
     activations: int  # the larger of both
@@ -87,9 +88,10 @@ def predict_times(plan: Plan, layout: Layout, measured: Sequence[Costs], links: 
 def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, shared: int = 0) -> Memory:
     """`shared` bytes are held once by each node, such as a cache of cases."""
     costs = closest(layout, measured)
-    patches = round(costs.activation_bytes * plan.micro_batch / costs.micro_batch)
+    each = -(-costs.activation_bytes // costs.micro_batch)
+    patches = plan.micro_batch * each
     activations = max(patches, costs.window_bytes)
-    device = costs.model_bytes + activations
+    device = costs.model_bytes + costs.workspace_bytes + activations
     process = costs.rest_bytes if costs.device_training_bytes is None else costs.training_bytes
     of_rank = process + (0 if costs.on_gpu else device)
     seen = [each.launcher_bytes for each in measured if each.launcher_bytes is not None]
@@ -98,6 +100,7 @@ def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, sha
         weights=costs.weights_bytes,
         gradients=costs.gradient_bytes,
         optimizer=costs.optimizer_bytes,
+        workspace=costs.workspace_bytes,
         patches=patches,
         window=costs.window_bytes,
         activations=activations,
@@ -116,12 +119,12 @@ def closest(layout: Layout, measured: Sequence[Costs]) -> Costs:
 
 def _step_of(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links) -> tuple[StepTime, Confidence]:
     costs = closest(layout, measured)
-    patches = plan.micro_batch * plan.accumulate
-    scale = patches / costs.patches
+    scale = plan.micro_batch * plan.accumulate / costs.patches
+    computing_s = costs.computing_s(plan.micro_batch, plan.accumulate)
     if (costs.world_size, costs.nodes, scale) == (layout.world_size, layout.nodes, 1.0):
-        step = StepTime(costs.data_s, costs.compute_s, costs.communication_s)
+        step = StepTime(costs.data_s, computing_s, costs.communication_s)
         return step, "high" if costs.basis == "probe" else "low"
-    compute_s = costs.compute_s * scale * _crowding(layout, costs)
+    compute_s = computing_s * _crowding(layout, costs)
     data_s = max(0.0, costs.load_s * scale - compute_s) if costs.on_gpu else costs.data_s * scale
     work = Work(compute_s, data_s, costs.gradient_bytes, costs.spread)
     step = simulate_step(work, links, nodes=layout.nodes, devices=layout.devices)
