@@ -18,7 +18,7 @@ from voxscale.launch.asking import plan_request
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.measuring import measure_local, opened_aside
 from voxscale.launch.partitions import Cluster, Node, Partition
-from voxscale.launch.sbatch import Request
+from voxscale.launch.sbatch import Request, memory_of
 from voxscale.plan.costs import Costs
 from voxscale.plan.links import Link, Links
 from voxscale.plan.simulate import Work, simulate_step
@@ -68,8 +68,8 @@ def test_a_plan_says_what_a_run_takes(cli_here: Cli, config: Path, tmp_path: Pat
     asked = partial(plan_request, settled, os.environ, request=Request(1, 2), cluster=CLUSTER)
     planned = asked(site=Site())
     assert planned is not None
-    assert planned.memory_mb == 1024 * int(found["request"]["memory"].removesuffix("G"))
-    assert planned.time == found["request"]["time"]
+    assert planned.memory_mb == round(memory_of(found["as_asked"]["memory"]))
+    assert planned.time == found["as_asked"]["time"]
     assert planned.basis == "measured steps, confidence high"
     within = asked(site=Site(partition="short"))
     assert within is not None

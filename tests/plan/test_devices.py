@@ -10,7 +10,15 @@ from voxscale.config.site import Interconnect, Site
 from voxscale.errors import ConfigError
 from voxscale.launch.target import choose_target
 from voxscale.plan.curve import simulate_curve
-from voxscale.plan.devices import Network, as_precision, find_device, known_devices, named_device, table_costs
+from voxscale.plan.devices import (
+    Network,
+    as_precision,
+    find_device,
+    known_devices,
+    named_device,
+    precision_warnings,
+    table_costs,
+)
 from voxscale.plan.links import choose_links
 from voxscale.plan.plan import Plan
 from voxscale.plan.predict import Layout, predict_memory, predict_times
@@ -100,6 +108,10 @@ def test_calls_take_as_long_however_many_devices_share_the_patches() -> None:
 def test_memory_is_that_of_the_precision_and_with_auto_that_of_float32() -> None:
     v100 = named_device("v100-32gb")
     assert [as_precision(asked, v100) for asked in ("auto", "fp32", "bf16", "fp16")] == ["fp16", "fp32", "fp16", "fp16"]
+    assert (
+        precision_warnings("auto", v100) == precision_warnings("fp32", v100) == precision_warnings("fp16", v100) == ()
+    )
+    assert "so fp16 is planned" in precision_warnings("bf16", v100)[0]
     half, auto = (table_costs(v100, NETWORK, PLAN, precision=p, windows=1, cpus=4)[0] for p in ("fp16", "auto"))
     assert half.compute_s == auto.compute_s
     assert (auto.device_training_bytes or 0) - (half.device_training_bytes or 0) == 2 * (2 << 30)
@@ -128,10 +140,18 @@ def test_a_plan_is_for_the_gpus_that_are_named_else_those_of_the_site_else_this_
     site = Site.model_validate({"gpus": {"ask": "gres", "type": "a100", "per_node": 4}, "cpus_per_device": 6})
     of_site = choose_target(None, site, here)
     assert of_site.device == named_device("a100")
+    costs, _ = table_costs(named_device("a100"), NETWORK, PLAN, precision="auto", windows=1, cpus=4)
+    ways = {"physical_bytes": 0, "shared_bytes": 0}
+    assert of_site.given(Layout(1, 4), costs, **ways).is_elsewhere
+    assert not choose_target(None, Site(), here).given(Layout(1, 4), costs, **ways).is_elsewhere
     assert of_site.node(4) == Machine(gpus=4, cpus=24)
     assert of_site.is_such("NVIDIA A100-SXM4-40GB")
     assert not of_site.is_such("NVIDIA A100-SXM4-80GB")
     assert choose_target("h100", site, here).device == named_device("h100")
+    assert of_site.warnings == ()
+    unasked = choose_target(None, Site.model_validate({"gpus": {"type": "a100", "per_node": 4}}), here)
+    assert unasked.is_here
+    assert "gpus.ask: none" in unasked.warnings[0], "CPUs are not planned without a word"
     other = choose_target(None, Site.model_validate({"gpus": {"ask": "gres", "type": "rtx6000"}}), here)
     assert other.device is None
     assert other.is_such("NVIDIA RTX 6000 Ada Generation")

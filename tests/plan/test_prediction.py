@@ -104,6 +104,8 @@ def test_ranks_that_share_cpus_are_slower() -> None:
     two_cpus = replace(COSTS, cpus=2)
     times = predict_times(on(4), Layout(1, 4), [two_cpus], FAST)
     assert times.step.compute_s == pytest.approx(1.0)
+    elsewhere = predict_times(on(4), Layout(1, 4), [two_cpus], FAST, cpus_each=4)
+    assert elsewhere.step.compute_s == pytest.approx(0.5), "nodes of a site have CPUs of their own"
 
 
 def test_far_worlds_and_unknown_networks_are_little_trusted() -> None:
@@ -233,7 +235,7 @@ def test_a_ring_sends_all_but_its_own_part_twice() -> None:
     slow_start = Link(gb_s=1.0, latency_us=1e6, basis="site")
     assert slow_start.all_reduce_s(0, 3) == pytest.approx(4.0)
     inside_first = Links(link, Link(0.1, 0.0, "site"))
-    assert inside_first.all_reduce_s(1e9, 2, 4) == pytest.approx(1.5 + 1e9 / 4 / 0.1e9)
+    assert inside_first.all_reduce_s(1e9, 2, 4) == pytest.approx(1.5 + 1e9 / 0.1e9), "devices share their node's link"
 
 
 def test_parts_are_sent_while_the_rest_is_computed() -> None:

@@ -38,9 +38,9 @@ def plan_request(
     except VoxscaleError:
         return None
     partitions = cluster.chosen(site)
-    memory_mb = min([round(memory_of(forecast.request.memory)), *(each.most_memory_mb for each in partitions)])
+    memory_mb = min([round(memory_of(forecast.as_asked.memory)), *(each.most_memory_mb for each in partitions)])
     limits = [limit for each in partitions if (limit := each.max_time_s) is not None]
-    time_s = min([seconds_of(forecast.request.time), *limits])
+    time_s = min([seconds_of(forecast.as_asked.time), *limits])
     planned = Planned(
         memory_mb if wants_memory else None, render_time(time_s) if wants_time else None, _basis(forecast)
     )

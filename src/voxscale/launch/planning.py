@@ -19,7 +19,7 @@ from voxscale.launch.machine import look_at_machine
 from voxscale.launch.measuring import find_costs, find_costs_of, measure_costs, opened_aside
 from voxscale.launch.target import Target, choose_target, unknown_device
 from voxscale.plan.costs import Costs
-from voxscale.plan.devices import table_costs
+from voxscale.plan.devices import precision_warnings, table_costs
 from voxscale.plan.fitting import Problem, idle_problem, raise_problems
 from voxscale.plan.forecast import Forecast, make_forecast
 from voxscale.plan.links import choose_links
@@ -44,10 +44,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a step: costs of one world or more, and what was assumed for them."""
+    """What is known of a step: costs of one world or more, and what was assumed or changed for them."""
 
     costs: list[Costs]
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def forecast_run(
@@ -101,6 +102,7 @@ def forecast_run(
         is_here=target.is_here,
         signal_s=site.signal_s,
         problems=problems,
+        warnings=(*target.warnings, *found.warnings),
     )
 
 
@@ -201,7 +203,7 @@ def _known_elsewhere(
         windows=windows_of_case(settled, plan, opened),
         cpus=target.node(1).cpus,
     )
-    return Found([costs], assumptions)
+    return Found([costs], assumptions, precision_warnings(settled.train.precision, target.device))
 
 
 def _plans(question: Question, opened: OpenedRun) -> Iterator[tuple[Layout, Plan]]:

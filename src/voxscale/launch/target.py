@@ -34,6 +34,15 @@ class Target:
     def has_site(self) -> bool:
         return self.site != Site()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is planned otherwise than the site seems to want."""
+        gpus = self.site.gpus
+        has_unasked = gpus.ask == "none" and (gpus.type or gpus.per_node)
+        if not (has_unasked and self.is_here and not self.machine.gpus):
+            return ()
+        return ("the site's GPUs are not asked for (gpus.ask: none), so CPUs are planned: set gpus.ask for GPUs",)
+
     def is_such(self, device: str) -> bool:
         """Whether a device that calls itself so is one of those that are meant."""
         found = find_device(device)
@@ -68,6 +77,7 @@ class Target:
             shared_bytes=shared_bytes if fits_here else None,
             cpus_per_device=cpus,
             devices_per_node=self.site.gpus.per_node if self.site.gpus.ask != "none" else None,
+            is_elsewhere=self.has_site,
         )
 
 

@@ -172,6 +172,14 @@ def as_precision(asked: str, device: Device) -> Precision:
     return "bf16" if asked == "bf16" and "bf16" in device.tflops else device.half if asked != "fp16" else "fp16"
 
 
+def precision_warnings(asked: str, device: Device) -> tuple[str, ...]:
+    """Where the device computes otherwise than it is asked to."""
+    settled = as_precision(asked, device)
+    if asked in ("auto", settled):
+        return ()
+    return (f"train.precision {asked}: the {device.title} has no units for it, so {settled} is planned: set that",)
+
+
 def _assumptions(device: Device, network: Network, precision: Precision) -> tuple[str, ...]:
     operations = (network.forward_operations + network.backward_operations) / 1e9
     return (

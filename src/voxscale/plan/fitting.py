@@ -15,13 +15,17 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class Given:
-    """What there is, as far as it is known: bytes of a device, of a node and of its /dev/shm; CPUs for each device."""
+    """What there is, as far as it is known: bytes of a device, of a node and of its /dev/shm; CPUs for each device.
+
+    `is_elsewhere`: those are CPUs of other nodes than the one that steps were measured on.
+    """
 
     device_bytes: int | None
     node_bytes: int | None
     shared_bytes: int | None
     cpus_per_device: int
     devices_per_node: int | None = None
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Forecast:
     curve: tuple[Times, ...]  # of 1, 2, 4 … devices up to the layout
     memory: Memory
     disk: Mapping[str, int]
-    request: Request
+    request: Request  # of the recommended layout
+    as_asked: Request  # of the one that was asked for
     recommended: Layout
     costs: Costs
     links: Links
@@ -71,6 +72,7 @@ class Forecast:
             "speedup": self.speedup,
             "efficiency": {world: gain / int(world) for world, gain in self.speedup.items()},
             "request": asdict(self.request),
+            "as_asked": asdict(self.as_asked),
             "recommended": str(self.recommended),
             "basis": self.costs.basis,
             "confidence": self.times.confidence,
@@ -94,26 +96,32 @@ def make_forecast(
     assumptions: tuple[str, ...] = (),
     is_here: bool = True,
     problems: Sequence[Problem] = (),
+    warnings: Sequence[str] = (),
 ) -> Forecast:
     """`plans` are of 1, 2, 4 … devices, the last of the layout asked for. Raises all that cannot work.
 
-    `signal_s` seconds before its end a job is told to save: these are asked for, too. `problems` were found before.
+    `signal_s` seconds before its end a job is told to save: these are asked for, too. `problems` and `warnings` were
+    found before.
     """
-    curve = tuple(predict_times(plan, layout, measured, links) for layout, plan in plans.items())
+    cpus_each = given.cpus_per_device if given.is_elsewhere else None
+    curve = tuple(predict_times(plan, each, measured, links, cpus_each=cpus_each) for each, plan in plans.items())
     layout, plan = list(plans.items())[-1]
-    memory = predict_memory(plan, layout, measured, shared=shared_bytes)
+
+    def memory_of(each: Layout) -> Memory:
+        return predict_memory(plans[each], each, measured, shared=shared_bytes)
+
+    memory = memory_of(layout)
     refuse_unfit(plan, layout, memory, given, others=problems)
     first = curve[0]
-    worth = [
-        times.layout for times in curve if times.patches_per_s >= _WORTH * times.layout.world_size * first.patches_per_s
-    ]
+    worth = [times for times in curve if times.patches_per_s >= _WORTH * times.layout.world_size * first.patches_per_s]
     kept = config.checkpoint.keep + 2  # beside last and best
     checkpoint = memory.weights + memory.optimizer
-    warnings = []
-    if worth[-1] != layout:
-        warnings.append(
+    recommended = worth[-1].layout
+    found = list(warnings)
+    if recommended != layout:
+        found.append(
             f"{layout} uses {curve[-1].patches_per_s / first.patches_per_s / layout.world_size:.0%} of its devices; "
-            f"{worth[-1]} is the most that is used by {_WORTH:.0%}"
+            f"{recommended} is the most that is used by {_WORTH:.0%}"
         )
     return Forecast(
         layout=layout,
@@ -122,18 +130,19 @@ def make_forecast(
         curve=curve,
         memory=memory,
         disk={"store": store_bytes, "checkpoints": kept * checkpoint},
-        request=_request(layout, curve[-1], memory, given, signal_s),
-        recommended=worth[-1],
+        request=_request(worth[-1], memory_of(recommended), given, signal_s),
+        as_asked=_request(curve[-1], memory, given, signal_s),
+        recommended=recommended,
         costs=measured[-1],
         links=links,
         is_here=is_here,
         assumptions=assumptions,
-        warnings=tuple(warnings),
+        warnings=tuple(found),
     )
 
 
-def _request(layout: Layout, times: Times, memory: Memory, given: Given, signal_s: int) -> Request:
-    gigabytes = math.ceil(memory.node * _SPARE_MEMORY[times.confidence] / GB)
+def _request(times: Times, memory: Memory, given: Given, signal_s: int) -> Request:
+    layout, spare = times.layout, memory.node * _SPARE_MEMORY[times.confidence]
     minutes = math.ceil((times.total_s * _SPARE_TIME[times.confidence] + signal_s) / 60 / 5) * 5
     days, rest = divmod(minutes, 24 * 60)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
@@ -141,6 +150,12 @@ def _request(layout: Layout, times: Times, memory: Memory, given: Given, signal_
         nodes=layout.nodes,
         devices=layout.devices,
         cpus_per_task=layout.devices * given.cpus_per_device,
-        memory=f"{gigabytes}G",
+        memory=_as_memory(spare, given.node_bytes),
         time=f"{days}-{clock}" if days else clock,
     )
+
+
+def _as_memory(amount: float, most: int | None) -> str:
+    """In whole GB, or all that a node has where that is less."""
+    gigabytes = math.ceil(amount / GB)
+    return f"{gigabytes}G" if most is None or gigabytes * GB <= most else f"{most >> 20}M"

@@ -16,7 +16,7 @@ _WITHIN_NODE_US, _BETWEEN_NODES_US = 10.0, 50.0
 
 @dataclass(frozen=True)
 class Link:
-    """One device's connection to the next."""
+    """One device's connection to the next, or one node's, which its devices share."""
 
     gb_s: float
     latency_us: float
@@ -38,9 +38,8 @@ class Links:
     between: Link
 
     def all_reduce_s(self, num_bytes: float, nodes: int, devices: int) -> float:
-        """Within each node first, then each device with its like on the other nodes, as NCCL does."""
-        inside = self.within.all_reduce_s(num_bytes, devices)
-        return inside + self.between.all_reduce_s(num_bytes / devices, nodes)
+        """Within each node first, then each device's part with its like on other nodes, all over their node's link."""
+        return self.within.all_reduce_s(num_bytes, devices) + self.between.all_reduce_s(num_bytes, nodes)
 
 
 def choose_links(interconnect: Interconnect, *, measured_gb_s: float | None, device: Device | None = None) -> Links:

@@ -68,9 +68,14 @@ class Memory:
     node: int
 
 
-def predict_times(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links) -> Times:
-    """Of a run as `plan` has it on that layout; `measured` are costs of the same config, of any worlds."""
-    step, confidence = _step_of(plan, layout, measured, links)
+def predict_times(
+    plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links, *, cpus_each: int | None = None
+) -> Times:
+    """Of a run as `plan` has it on that layout; `measured` are costs of the same config, of any worlds.
+
+    `cpus_each` are the CPUs of each device of a node; None: its devices share as many as there were when measured.
+    """
+    step, confidence = _step_of(plan, layout, measured, links, cpus_each)
     case_s = closest(layout, measured).validate_case_s or 0.0
     validation_s = -(-plan.num_val // layout.world_size) * case_s
     validations = -(-plan.num_steps // plan.validate_every_steps) + 1  # the best is measured once more, at the end
@@ -117,14 +122,17 @@ def closest(layout: Layout, measured: Sequence[Costs]) -> Costs:
     return same[0] if same else max(measured, key=lambda costs: costs.world_size)
 
 
-def _step_of(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links) -> tuple[StepTime, Confidence]:
+def _step_of(
+    plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links, cpus_each: int | None
+) -> tuple[StepTime, Confidence]:
     costs = closest(layout, measured)
+    crowding = _crowding(layout, costs, cpus_each)
     scale = plan.micro_batch * plan.accumulate / costs.patches
     computing_s = costs.computing_s(plan.micro_batch, plan.accumulate)
-    if (costs.world_size, costs.nodes, scale) == (layout.world_size, layout.nodes, 1.0):
+    if (costs.world_size, costs.nodes, scale, crowding) == (layout.world_size, layout.nodes, 1.0, 1.0):
         step = StepTime(costs.data_s, computing_s, costs.communication_s)
         return step, "high" if costs.basis == "probe" else "low"
-    compute_s = computing_s * _crowding(layout, costs)
+    compute_s = computing_s * crowding
     data_s = max(0.0, costs.load_s * scale - compute_s) if costs.on_gpu else costs.data_s * scale
     work = Work(compute_s, data_s, costs.gradient_bytes, costs.spread)
     step = simulate_step(work, links, nodes=layout.nodes, devices=layout.devices)
@@ -132,9 +140,10 @@ def _step_of(plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links
     return step, "medium" if costs.basis == "probe" and is_near else "low"
 
 
-def _crowding(layout: Layout, costs: Costs) -> float:
+def _crowding(layout: Layout, costs: Costs, cpus_each: int | None) -> float:
     """How much slower ranks are that have to share CPUs."""
     if costs.on_gpu:
         return 1.0
     before = max(1.0, costs.world_size / costs.nodes * costs.threads / costs.cpus)
-    return max(1.0, layout.devices * costs.threads / costs.cpus) / before
+    cpus = costs.cpus if cpus_each is None else layout.devices * cpus_each
+    return max(1.0, layout.devices * costs.threads / cpus) / before

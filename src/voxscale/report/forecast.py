@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from voxscale.plan.forecast import Forecast
+from voxscale.plan.forecast import Forecast, Request
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -36,15 +36,19 @@ def render_forecast(forecast: Forecast) -> str:
             f"{part.data_s / part.step_s:>5.0%}  {part.compute_s / part.step_s:>7.0%}  "
             f"{part.communication_s / part.step_s:>13.0%}  {duration(row.total_s)}{mark}"
         )
-    request = forecast.request
-    lines += [
-        "",
-        f"ask for   --nodes {request.nodes} --devices {request.devices}, --cpus-per-task={request.cpus_per_task} "
-        f"--mem={request.memory} --time={request.time}",
-        f"rests on  {_basis(forecast)}",
-    ]
+    lines += ["", f"ask for   {_in_words(forecast.request)}"]
+    if forecast.as_asked != forecast.request:
+        lines.append(f"as asked  {_in_words(forecast.as_asked)}")
+    lines.append(f"rests on  {_basis(forecast)}")
     lines += [f"assumed   {assumption}" for assumption in forecast.assumptions]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in forecast.warnings)])
+
+
+def _in_words(request: Request) -> str:
+    return (
+        f"--nodes {request.nodes} --devices {request.devices}, --cpus-per-task={request.cpus_per_task} "
+        f"--mem={request.memory} --time={request.time}"
+    )
 
 
 def _basis(forecast: Forecast) -> str:

@@ -1,0 +1,48 @@
+"""What to ask a cluster for: what is worth it, and what a node has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_prediction import COSTS, FAST, PLAN, on
+
+from voxscale.config.schema import Config
+from voxscale.plan.fitting import GB, Given
+from voxscale.plan.forecast import Forecast, make_forecast
+from voxscale.plan.links import Link, Links
+from voxscale.plan.predict import Layout
+from voxscale.report.forecast import render_forecast
+
+GIVEN = Given(device_bytes=None, node_bytes=None, shared_bytes=None, cpus_per_device=4)
+WORLDS = {Layout(1, 1): PLAN, Layout(1, 2): on(2), Layout(2, 2): on(4)}
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config.model_validate({"data": {"source": "data"}, "model": {"name": "unet"}})
+
+
+def forecast(config: Config, links: Links, given: Given, *, held: int = 0) -> Forecast:
+    costs = replace(COSTS, gradient_bytes=10**9, rest_bytes=1000 + held, training_bytes=COSTS.training_bytes + held)
+    return make_forecast(config, WORLDS, [costs], links, given, store_bytes=0, shared_bytes=0)
+
+
+def test_the_request_is_that_of_the_devices_that_are_worth_it(config: Config) -> None:
+    found = forecast(config, replace(FAST, between=Link(0.01, 50.0, "site")), GIVEN)
+    assert (str(found.recommended), str(found.layout)) == ("1x2", "2x2")
+    assert (found.request.nodes, found.request.devices) == (1, 2)
+    assert (found.as_asked.nodes, found.as_asked.devices) == (2, 2)
+    text = render_forecast(found)
+    assert "ask for   --nodes 1 --devices 2, --cpus-per-task=8" in text
+    assert "as asked  --nodes 2 --devices 2, --cpus-per-task=8" in text
+    fast = forecast(config, FAST, GIVEN)
+    assert fast.request == fast.as_asked
+    assert "as asked" not in render_forecast(fast)
+
+
+def test_no_more_memory_is_asked_for_than_a_node_has(config: Config) -> None:
+    free = forecast(config, FAST, GIVEN, held=4 * GB)
+    assert int(free.request.memory.removesuffix("G")) > 13
+    whole = forecast(config, FAST, replace(GIVEN, node_bytes=12 * GB + GB // 2), held=4 * GB)
+    assert whole.request.memory == f"{12 * 1024 + 512}M"
