@@ -117,7 +117,7 @@ class RunFolder:
 
     def trace(self, rank: int) -> Path:
         """What a rank did in a few steps, as `voxscale train --profile` leaves it."""
-        return self.root / "profile" / f"rank-{rank:04d}.trace.json.gz"
+        return self.root / "profile" / f"rank-{rank:04d}.pt.trace.json.gz"
 
     @property
     def top_costs(self) -> Path:

@@ -37,7 +37,7 @@ def test_each_rank_traces_some_steps_and_the_weights_stay_the_same(
     assert "profile" not in plain.json
     assert not (tmp_path / "plain" / "profile").exists()
     assert sorted(path.name for path in (run.root / "profile").iterdir()) == [
-        *(f"rank-{rank:04d}.trace.json.gz" for rank in range(devices)),
+        *(f"rank-{rank:04d}.pt.trace.json.gz" for rank in range(devices)),
         "top.txt",
     ]
     for rank in range(devices):
