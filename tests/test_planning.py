@@ -216,8 +216,8 @@ def test_worlds_and_searches_are_simulated_beside_what_others_published(
 ) -> None:
     plot = tmp_path / "curve.svg"
     space = "search={trials: 6, scheduler: none, space: {optimizer.lr: {loguniform: [1e-4, 1e-2]}}}"
-    words = ["plan", config, space, "--devices", 2, "--json"]
-    done = cli_here(*words, "--simulate", "devices=1..64", "--plot", plot)
+    words = ["plan", config, space, "train.threads=1", "--json"]
+    done = cli_here(*words, "--devices", 2, "--simulate", "devices=1..64", "--plot", plot)
     assert done.code == 0, done.err
     assert [row["devices"] for row in done.json["rows"]] == [1, 2, 4, 8, 16, 32, 64]
     efficiencies = [row["efficiency"] for row in done.json["rows"]]
@@ -225,11 +225,14 @@ def test_worlds_and_searches_are_simulated_beside_what_others_published(
     assert any("trial" in assumed for assumed in done.json["assumptions"])
     assert any(point["devices"] == 32 for point in done.json["published"])
     assert "</svg>" in plot.read_text()
-    planned = cli_here(*words, "--no-probe").json
-    alone_s = sum(planned["step_s"].values()) * planned["speedup"]["2"]
+    alone = cli_here(*words, "--devices", 1, "--no-probe").json
     one, *_, many = done.json["search"]
-    assert one["seconds"] == pytest.approx(6 * planned["steps"] * alone_s), "a trial's step is that of its one device"
-    assert (one["trials"], many["speedup"]) == (6, 6.0)
+    assert one["seconds"] == pytest.approx(6 * alone["total_s"]), "a trial is a run on its one device"
+    assert (one["trials"], many["speedup"]) == (6, pytest.approx(6.0))
+    words.append("search.per_trial.devices=2")
+    pairs = cli_here(*words, "--devices", 1, "--simulate", "devices=2..4")
+    both = cli_here(*words, "--devices", 2, "--no-probe").json
+    assert pairs.json["search"][0]["seconds"] == pytest.approx(6 * both["total_s"]), "or on its two"
 
 
 STEADY = """

@@ -31,6 +31,8 @@ NETWORK = Network(
     kept_bytes=4 << 30,
     kept_half_bytes=2 << 30,
     largest_bytes=1 << 20,
+    passing_bytes=2 << 30,
+    passing_half_bytes=1 << 30,
     weights_bytes=100 << 20,
     gradient_bytes=100 << 20,
     optimizer_bytes=200 << 20,
@@ -122,6 +124,22 @@ def test_memory_is_that_of_the_precision_and_with_auto_that_of_float32() -> None
     assert fewer.device == (400 << 20) + ((2 << 30) + (2 << 20)) + (1 << 30), (
         "the driver takes no less for fewer patches"
     )
+
+
+def test_a_window_is_held_as_it_passes_through_the_network() -> None:
+    a100 = named_device("a100")
+    found = {
+        (precision, window): predict_memory(
+            PLAN,
+            Layout(1, 1),
+            [table_costs(a100, NETWORK, PLAN, precision=precision, windows=8, cpus=4, window=window)[0]],
+        )
+        for precision, window in (("bf16", 1.0), ("bf16", 30.0), ("fp32", 30.0))
+    }
+    assert found["bf16", 1.0].window == 1 << 30
+    assert found["bf16", 30.0].window == 30 << 30
+    assert found["fp32", 30.0].window == 60 << 30
+    assert found["fp32", 30.0].device == (400 << 20) + (60 << 30) + (1 << 30)
 
 
 def test_what_rests_on_the_table_is_never_trusted() -> None:

@@ -25,7 +25,7 @@ def config() -> Config:
 
 def forecast(config: Config, links: Links, given: Given, *, held: int = 0) -> Forecast:
     costs = replace(COSTS, gradient_bytes=10**9, rest_bytes=1000 + held, training_bytes=COSTS.training_bytes + held)
-    return make_forecast(config, WORLDS, [costs], links, given, store_bytes=0, shared_bytes=0)
+    return make_forecast(config, WORLDS, [costs], links, given, store_bytes=0)
 
 
 def test_the_request_is_that_of_the_devices_that_are_worth_it(config: Config) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from voxscale.config.data import Cache
 from voxscale.config.site import Interconnect
 from voxscale.errors import ConfigError
 from voxscale.plan.costs import Costs
@@ -16,7 +17,7 @@ from voxscale.plan.curve import simulate_curve
 from voxscale.plan.fitting import GB, Given, Problem, idle_problem, refuse_unfit
 from voxscale.plan.links import Link, Links, buckets_of, choose_links, exposed_s
 from voxscale.plan.plan import Plan
-from voxscale.plan.predict import LAUNCHER_BYTES, Layout, predict_memory, predict_times
+from voxscale.plan.predict import LAUNCHER_BYTES, Cached, Layout, predict_memory, predict_times
 from voxscale.plan.simulate import Work, simulate_step
 
 COSTS = Costs(
@@ -127,17 +128,38 @@ def test_a_gpu_waits_only_for_what_loading_takes_longer_than_computing() -> None
 def test_memory_grows_with_the_patches_and_not_below_what_validating_takes() -> None:
     whole = predict_memory(PLAN, Layout(1, 1), [COSTS])
     assert (whole.activations, whole.device, whole.node) == (800, 1200, 2200)
-    half = predict_memory(on(2), Layout(1, 2), [COSTS], shared=50)
+    half = predict_memory(on(2), Layout(1, 2), [COSTS], cached=Cached(of_node=50))
     assert (half.activations, half.node) == (500, 2 * (1000 + 900) + 50 + LAUNCHER_BYTES)
-    seen = predict_memory(on(2), Layout(1, 2), [replace(COSTS, launcher_bytes=7)], shared=50)
+    seen = predict_memory(on(2), Layout(1, 2), [replace(COSTS, launcher_bytes=7)], cached=Cached(of_node=50))
     assert seen.node == half.node - LAUNCHER_BYTES + 7, "a launcher that was looked at counts as it was"
     gpu = replace(COSTS, on_gpu=True, device_training_bytes=1200, device_validating_bytes=900)
     of_gpu = predict_memory(PLAN, Layout(1, 1), [gpu])
     assert (of_gpu.activations, of_gpu.device, of_gpu.node) == (800, 1200, 2200)
 
 
+def test_cases_on_the_device_are_counted_and_do_not_grow_with_the_patches() -> None:
+    cache = Cached.of(Cache(where="device"), 3000)
+    assert predict_memory(PLAN, Layout(1, 1), [COSTS], cached=cache).device == 1200 + 3000
+    assert predict_memory(on(2), Layout(1, 2), [COSTS], cached=cache).device == 900 + 3000
+    by_rank = Cached.of(Cache(where="device", share="rank"), 3000)
+    assert predict_memory(on(2), Layout(1, 2), [COSTS], cached=by_rank).cached == 1500
+    of_node = predict_memory(PLAN, Layout(1, 1), [COSTS], cached=Cached.of(Cache(where="host"), 3000))
+    assert (of_node.device, of_node.shared) == (1200, 3000)
+    seen = replace(COSTS, training_bytes=1000 + 400 + 800 + 600, validating_bytes=1000 + 400 + 600, cached_bytes=600)
+    assert predict_memory(PLAN, Layout(1, 1), [seen], cached=cache).device == 1200 + 3000, "not what a probe held of it"
+    full = predict_memory(PLAN, Layout(1, 1), [COSTS], cached=cache)
+    with pytest.raises(ConfigError) as refused:
+        refuse_unfit(PLAN, Layout(1, 1), full, Given(3500, None, None, 4))
+    assert refused.value.fix == "use data.cache.where=host, or lower data.cache.rate"
+
+
+def test_a_process_beside_a_gpu_holds_what_training_or_validating_takes() -> None:
+    gpu = replace(COSTS, on_gpu=True, device_training_bytes=1200, device_validating_bytes=900, validating_bytes=9000)
+    assert predict_memory(PLAN, Layout(1, 1), [gpu]).process == 9000
+
+
 def test_what_does_not_fit_is_refused_all_at_once_with_the_change_that_would() -> None:
-    memory = predict_memory(PLAN, Layout(1, 8), [COSTS], shared=3 * GB)
+    memory = predict_memory(PLAN, Layout(1, 8), [COSTS], cached=Cached(of_node=3 * GB))
     given = Given(device_bytes=900, node_bytes=GB, shared_bytes=GB, cpus_per_device=4)
     with pytest.raises(ConfigError) as refused:
         refuse_unfit(PLAN, Layout(1, 8), memory, given)

@@ -51,4 +51,6 @@ def test_counted_is_what_a_real_pass_does_and_keeps(
     assert counted.kept_bytes / 2 < counted.kept_half_bytes < 0.8 * counted.kept_bytes
     assert counted.weights_bytes == sum(each.nbytes for each in network.state_dict().values())
     assert counted.optimizer_bytes == pytest.approx(2 * counted.gradient_bytes, rel=1e-3), "Adam keeps two of each"
+    assert counted.passing_bytes / 2 <= counted.passing_half_bytes < counted.passing_bytes < counted.kept_bytes
+    assert counted.passing_bytes > 2 * counted.largest_bytes, "at least what an operation takes, and what it gives"
     assert counted.calls > 20

@@ -65,13 +65,19 @@ def plan(
     say = partial(print, file=sys.stderr)
     settled = config_or_data(config, of_config, os.environ, say=say)
     profile = read_site(site, os.environ, of_site)
-    ask = partial(forecast_run, nodes=nodes or 1, devices=devices, device=device, probe=not no_probe)
-    forecast = ask(settled, os.environ, profile, say=say)
+    ask = partial(forecast_run, settled, os.environ, profile, device=device, probe=not no_probe, say=say)
+    forecast = ask(nodes=nodes or 1, devices=devices)
     if simulate is None:
         answer(as_json, forecast.as_json(), render_forecast(forecast))
         return
     per_node = profile.gpus.per_node or forecast.layout.devices
-    content = simulate_worlds(forecast, settled.search, worlds, per_node=per_node)
+    content = simulate_worlds(
+        forecast,
+        settled.search,
+        worlds,
+        per_node=per_node,
+        ask=lambda layout: ask(nodes=layout.nodes, devices=str(layout.devices)),
+    )
     if plot is not None:
         plot_simulation(content, plot)
     answer(as_json, content, render_simulation(content))

@@ -43,6 +43,8 @@ class Memory:
 
 
 class Source(Protocol):
+    @property
+    def device_bytes(self) -> int: ...  # that it holds of the device's memory, or of this process's own
     def read(self, row: int, box: Box, epoch: int, memory: Memory) -> Patch: ...
     def read_channels(self, row: int, box: Box, epoch: int, memory: Memory) -> Channels: ...
     def close(self) -> None: ...
@@ -50,6 +52,8 @@ class Source(Protocol):
 
 class FromStore:
     """Decompress what is needed; the page cache, which all ranks of a node share, keeps the rest."""
+
+    device_bytes = 0
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -77,6 +81,8 @@ class FromStore:
 
 class FromHost:
     """Decompressed cases in the node's shared memory: each is brought there once, by the rank that needs it first."""
+
+    device_bytes = 0
 
     def __init__(self, store: Store, held: Held, name: str, *, root: Path = SHARED_MEMORY) -> None:
         self._store, self._held = store, held
@@ -171,6 +177,11 @@ class FromDevice:
         return image[(slice(None), *box)], label[box]
 
     read_channels = read
+
+    @property
+    def device_bytes(self) -> int:
+        with self._lock:
+            return sum(tensor.nbytes for case in self._cases.values() for tensor in case)
 
     def close(self) -> None:
         self._cases.clear()

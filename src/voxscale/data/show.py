@@ -102,6 +102,8 @@ class _OneCase:
     prepared: PreparedCase
     label: Labels
 
+    device_bytes = 0
+
     @property
     def channels(self) -> int:
         return len(self.prepared.image_cxyz)

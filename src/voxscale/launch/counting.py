@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,12 +50,17 @@ def windows_of_case(config: Config, plan: Plan, opened: OpenedRun) -> float:
     if not shapes:
         return 0.0
     options = config.validation
-    count, voxels = 8 if options.mirror else 1, 1.0
-    window = options.window or plan.patch
-    for length, size, patch in zip(shapes[len(shapes) // 2], window, plan.patch, strict=True):
+    count = 8 if options.mirror else 1
+    for length, size in zip(shapes[len(shapes) // 2], options.window or plan.patch, strict=True):
         count *= len(starts(length, size, options.overlap))
-        voxels *= size / patch
-    return count * voxels
+    return count * size_of_window(config, plan)
+
+
+def size_of_window(config: Config, plan: Plan) -> float:
+    """How many patches a window of a validation is as large as."""
+    if config.predicts_outcomes:
+        return 1.0
+    return math.prod(config.validation.window or plan.patch) / math.prod(plan.patch)
 
 
 def _kept(config: Config, plan: Plan, environ: Mapping[str, str]) -> Path:

@@ -13,7 +13,7 @@ from voxscale.data.cases import TRAIN, VAL
 from voxscale.data.store import describe_store
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_json
-from voxscale.launch.counting import count_network_of, find_network, windows_of_case
+from voxscale.launch.counting import count_network_of, find_network, size_of_window, windows_of_case
 from voxscale.launch.folder import OpenedRun, is_prepared
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.measuring import find_costs, find_costs_of, measure_costs, opened_aside
@@ -24,7 +24,7 @@ from voxscale.plan.fitting import Problem, idle_problem, raise_problems
 from voxscale.plan.forecast import Forecast, make_forecast
 from voxscale.plan.links import choose_links
 from voxscale.plan.plan import Plan, make_plan, split_batch
-from voxscale.plan.predict import Layout, predict_memory, predict_times
+from voxscale.plan.predict import Cached, Layout, predict_memory, predict_times
 from voxscale.plan.resources import Machine, resolve, with_threads
 
 
@@ -77,7 +77,7 @@ def forecast_run(
         raise_problems(problems)  # before the data are prepared, which may take hours
     with opened_aside(question.config, target.machine, environ, devices=1) as opened:
         plans = dict(_plans(question, opened))
-        shared_bytes, store_bytes = _shared_bytes(question.config, opened), opened.store.disk_bytes
+        cached_bytes, store_bytes = _cached_bytes(question.config, opened), opened.store.disk_bytes
         problems += filter(None, [idle_problem(plans[layout], layout)])
         if not target.is_here:
             found = _known_elsewhere(question, opened, plans, count=count, say=say)
@@ -97,7 +97,7 @@ def forecast_run(
         choose_links(site.interconnect, measured_gb_s=costs.all_reduce_gb_s, device=target.device),
         target.given(layout, costs, physical_bytes=_physical_bytes(), shared_bytes=_shared_memory_bytes()),
         store_bytes=store_bytes,
-        shared_bytes=shared_bytes,
+        cached=Cached.of(question.config.data.cache, cached_bytes),
         assumptions=found.assumptions,
         is_here=target.is_here,
         signal_s=site.signal_s,
@@ -116,7 +116,8 @@ def write_expected(opened: OpenedRun, machine: Machine, environ: Mapping[str, st
         return
     links = choose_links(Interconnect(), measured_gb_s=measured[-1].all_reduce_gb_s)
     times = predict_times(opened.plan, layout, measured, links)
-    memory = predict_memory(opened.plan, layout, measured, shared=_shared_bytes(opened.config, opened))
+    cached = Cached.of(opened.config.data.cache, _cached_bytes(opened.config, opened))
+    memory = predict_memory(opened.plan, layout, measured, cached=cached)
     step = {"data": times.step.data_s, "compute": times.step.compute_s, "communication": times.step.communication_s}
     expected = {"layout": str(layout), "step_s": step, "total_s": times.total_s, "memory_bytes": memory.node}
     write_json(opened.run.forecast, {**expected, "confidence": times.confidence})
@@ -201,6 +202,7 @@ def _known_elsewhere(
         plan,
         precision=settled.train.precision,
         windows=windows_of_case(settled, plan, opened),
+        window=size_of_window(settled, plan),
         cpus=target.node(1).cpus,
     )
     return Found([costs], assumptions, precision_warnings(settled.train.precision, target.device))
@@ -224,10 +226,8 @@ def _plans(question: Question, opened: OpenedRun) -> Iterator[tuple[Layout, Plan
         yield each, plan
 
 
-def _shared_bytes(config: Config, opened: OpenedRun) -> int:
-    """What a node holds in shared memory for all its ranks."""
-    if config.data.cache.where != "host":
-        return 0
+def _cached_bytes(config: Config, opened: OpenedRun) -> int:
+    """What all cases take that a cache holds at a time."""
     rows = [opened.store.row(case.id) for case in opened.cases if case.split == TRAIN]
     return round(sum(map(opened.store.nbytes, rows)) * config.data.cache.rate)
 

@@ -49,6 +49,7 @@ class Costs:
     launcher_bytes: int | None = None  # of the process that started several ranks; None: not looked at
     calls_s: float = 0.0
     workspace_bytes: int = 0
+    cached_bytes: int = 0  # cases that the device held meanwhile
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], basis: Literal["probe", "table"] = "probe") -> Self:
@@ -89,4 +90,4 @@ class Costs:
 
     def _beside_the_model(self, of_process: int, of_device: int | None) -> int:
         held = of_process - self.rest_bytes if of_device is None else of_device
-        return max(0, held - self.model_bytes - self.workspace_bytes)
+        return max(0, held - self.model_bytes - self.workspace_bytes - self.cached_bytes)

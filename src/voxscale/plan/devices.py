@@ -74,12 +74,17 @@ class Network:
     kept_bytes: int  # for the way back, in float32
     kept_half_bytes: int  # where it computes in 16 bits
     largest_bytes: int  # of what is kept in float32
+    passing_bytes: int  # at once, where nothing is kept
+    passing_half_bytes: int
     weights_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
 
     def kept(self, precision: Precision) -> int:
         return self.kept_bytes if precision == "fp32" else self.kept_half_bytes
+
+    def passing(self, precision: Precision) -> int:
+        return self.passing_bytes if precision == "fp32" else self.passing_half_bytes
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,11 +122,12 @@ def named_device(text: str) -> Device:
 
 
 def table_costs(
-    device: Device, network: Network, plan: Plan, *, precision: str, windows: float, cpus: int
+    device: Device, network: Network, plan: Plan, *, precision: str, windows: float, cpus: int, window: float = 1.0
 ) -> tuple[Costs, tuple[str, ...]]:
     """What a step of one device would cost by the table, and all that is assumed for it.
 
-    `plan` is of one device, `windows` the patches' worth of computing that validating a case takes.
+    `plan` is of one device, `windows` the patches' worth of computing that validating a case takes, `window` that of
+    one of its windows.
     """
     settled = as_precision(precision, device)
     kept, patches = network.kept(settled), plan.micro_batch * plan.accumulate
@@ -156,7 +162,7 @@ def table_costs(
         training_bytes=_HOST_BYTES,
         validating_bytes=_HOST_BYTES,
         device_training_bytes=held,
-        device_validating_bytes=model + _WORKSPACE_BYTES,
+        device_validating_bytes=model + round(window * network.passing(settled)) + _WORKSPACE_BYTES,
         device_bytes=device.memory_bytes,
         all_reduce_gb_s=None,
         calls_s=network.calls * _CALL_S,

@@ -114,6 +114,8 @@ def _in_shared_memory(memory: Memory, given: Given) -> Problem | None:
 def _fewer_patches(plan: Plan, memory: Memory, limit: int) -> str:
     """The largest micro-batch that fits; the result stays the same."""
     rest, each = memory.device - memory.activations, memory.patches // plan.micro_batch
+    if memory.cached and rest + max(memory.window, each) > limit:
+        return "use data.cache.where=host, or lower data.cache.rate"
     if rest + memory.window > limit:
         return "choose a smaller validate.window, or a smaller network"
     per_rank = plan.micro_batch * plan.accumulate

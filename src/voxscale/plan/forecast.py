@@ -12,7 +12,16 @@ from voxscale.plan.costs import Costs
 from voxscale.plan.fitting import GB, Given, Problem, refuse_unfit
 from voxscale.plan.links import Links
 from voxscale.plan.plan import Plan
-from voxscale.plan.predict import Confidence, Layout, Memory, Times, predict_memory, predict_times
+from voxscale.plan.predict import (
+    NO_CACHE,
+    Cached,
+    Confidence,
+    Layout,
+    Memory,
+    Times,
+    predict_memory,
+    predict_times,
+)
 
 _WORTH = 0.7  # of perfect speed-up: fewer devices are better shared with others
 # Asked for beyond what is expected, the less sure that is.
@@ -34,7 +43,7 @@ class Request:
 @dataclass(frozen=True)
 class Forecast:
     layout: Layout
-    plan: Plan
+    plans: Mapping[Layout, Plan]
     times: Times
     curve: tuple[Times, ...]  # of 1, 2, 4 … devices up to the layout
     memory: Memory
@@ -49,13 +58,17 @@ class Forecast:
     warnings: tuple[str, ...] = ()
 
     @property
+    def plan(self) -> Plan:
+        return self.plans[self.layout]
+
+    def times_on(self, layout: Layout) -> Times:
+        """Of a layout that there is a plan of."""
+        return next(times for times in self.curve if times.layout == layout)
+
+    @property
     def speedup(self) -> dict[str, float]:
         first = self.curve[0].patches_per_s
         return {str(times.layout.world_size): times.patches_per_s / first for times in self.curve}
-
-    def step_s_on(self, devices: int) -> float:
-        """Seconds of a step on so many devices, or on the most below that are in the curve."""
-        return [times.step.step_s for times in self.curve if times.layout.world_size <= devices][-1]
 
     def as_json(self) -> dict[str, Any]:
         step = self.times.step
@@ -91,7 +104,7 @@ def make_forecast(
     given: Given,
     *,
     store_bytes: int,
-    shared_bytes: int,
+    cached: Cached = NO_CACHE,
     signal_s: int = 0,
     assumptions: tuple[str, ...] = (),
     is_here: bool = True,
@@ -108,7 +121,7 @@ def make_forecast(
     layout, plan = list(plans.items())[-1]
 
     def memory_of(each: Layout) -> Memory:
-        return predict_memory(plans[each], each, measured, shared=shared_bytes)
+        return predict_memory(plans[each], each, measured, cached=cached)
 
     memory = memory_of(layout)
     refuse_unfit(plan, layout, memory, given, others=problems)
@@ -125,7 +138,7 @@ def make_forecast(
         )
     return Forecast(
         layout=layout,
-        plan=plan,
+        plans=plans,
         times=curve[-1],
         curve=curve,
         memory=memory,

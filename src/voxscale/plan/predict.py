@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from voxscale.config.data import Cache
 from voxscale.plan.costs import Costs
 from voxscale.plan.links import Links
 from voxscale.plan.plan import Plan
 from voxscale.plan.simulate import StepTime, Work, simulate_step
 
 Confidence = Literal["high", "medium", "low"]
-_START_S = 15.0  # imports, the meeting of the ranks, opening the store
+START_S = 15.0  # imports, the meeting of the ranks, opening the store
 # Of the process on each node that starts several ranks, where it was not looked at: Python, torch and its agent. 199 MB
 # in each of three runs with torch 2.13, whatever the network.
 LAUNCHER_BYTES = 200 << 20
@@ -59,6 +60,7 @@ class Memory:
     gradients: int
     optimizer: int
     workspace: int  # the same for any number of patches
+    cached: int  # cases that a device holds
     patches: int  # of a micro-batch, on its way through the network and back
     window: int  # of validating a case
     activations: int  # the larger of both
@@ -66,6 +68,29 @@ class Memory:
     process: int  # of one rank, beside the network
     shared: int  # of a node, for all its ranks
     node: int
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Bytes of the cases that a cache holds at a time: once on each node, or on each device, or a part on each."""
+
+    of_node: int = 0
+    of_device: int = 0
+    by_rank: bool = False
+
+    @classmethod
+    def of(cls, options: Cache, num_bytes: int) -> Self:
+        return cls(
+            of_node=num_bytes if options.where == "host" else 0,
+            of_device=num_bytes if options.where == "device" else 0,
+            by_rank=options.share == "rank",
+        )
+
+    def on_device(self, layout: Layout) -> int:
+        return -(-self.of_device // layout.world_size) if self.by_rank else self.of_device
+
+
+NO_CACHE = Cached()
 
 
 def predict_times(
@@ -84,20 +109,21 @@ def predict_times(
         step=step,
         epoch_s=plan.steps_per_epoch * step.step_s,
         validation_s=validation_s,
-        total_s=_START_S + plan.num_steps * step.step_s + validations * validation_s,
+        total_s=START_S + plan.num_steps * step.step_s + validations * validation_s,
         patches_per_s=plan.global_batch / step.step_s,
         confidence=confidence,
     )
 
 
-def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, shared: int = 0) -> Memory:
-    """`shared` bytes are held once by each node, such as a cache of cases."""
+def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, cached: Cached = NO_CACHE) -> Memory:
+    """Of a run as `plan` has it on that layout, and of what it holds of its cases."""
     costs = closest(layout, measured)
     each = -(-costs.activation_bytes // costs.micro_batch)
     patches = plan.micro_batch * each
     activations = max(patches, costs.window_bytes)
-    device = costs.model_bytes + costs.workspace_bytes + activations
-    process = costs.rest_bytes if costs.device_training_bytes is None else costs.training_bytes
+    device = costs.model_bytes + costs.workspace_bytes + cached.on_device(layout) + activations
+    of_gpu = max(costs.training_bytes, costs.validating_bytes)
+    process = costs.rest_bytes if costs.device_training_bytes is None else of_gpu
     of_rank = process + (0 if costs.on_gpu else device)
     seen = [each.launcher_bytes for each in measured if each.launcher_bytes is not None]
     launcher = max(seen, default=LAUNCHER_BYTES) if layout.world_size > 1 else 0
@@ -106,13 +132,14 @@ def predict_memory(plan: Plan, layout: Layout, measured: Sequence[Costs], *, sha
         gradients=costs.gradient_bytes,
         optimizer=costs.optimizer_bytes,
         workspace=costs.workspace_bytes,
+        cached=cached.on_device(layout),
         patches=patches,
         window=costs.window_bytes,
         activations=activations,
         device=device,
         process=process,
-        shared=shared,
-        node=layout.devices * of_rank + shared + launcher,
+        shared=cached.of_node,
+        node=layout.devices * of_rank + cached.of_node + launcher,
     )
 
 

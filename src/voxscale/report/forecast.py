@@ -19,7 +19,8 @@ def render_forecast(forecast: Forecast) -> str:
         f"communication {_share(step.communication_s, step.step_s)}",
         f"  memory    {size(memory.device)} for the network of a device: weights {size(memory.weights)}, gradients "
         f"{size(memory.gradients)}, optimizer {size(memory.optimizer)}, activations {size(memory.activations)}"
-        + (f", driver and workspaces {size(memory.workspace)}" if memory.workspace else ""),
+        + (f", driver and workspaces {size(memory.workspace)}" if memory.workspace else "")
+        + (f", cases {size(memory.cached)}" if memory.cached else ""),
         f"            {size(memory.node)} of each node"
         + (f", {size(memory.shared)} of it shared" if memory.shared else ""),
         f"  disk      {', '.join(f'{name} {size(amount)}' for name, amount in forecast.disk.items())}",

@@ -5,6 +5,7 @@ Tensors here have a shape and no content: a network that needs a large GPU is co
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from voxscale.config.schema import Config
@@ -40,6 +42,8 @@ def count_network(config: Config, plan: Plan, task: Task, outcomes: Outcomes | N
         kept_bytes=sum(kept) // _PATCHES,
         kept_half_bytes=sum(kept_half) // _PATCHES,
         largest_bytes=max(kept, default=0) // _PATCHES,
+        passing_bytes=_count_passing(model, inputs, None) // _PATCHES,
+        passing_half_bytes=_count_passing(model, inputs, torch.bfloat16) // _PATCHES,
         weights_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         optimizer_bytes=round(sum(parameter.nbytes for parameter in trained) * _state_per_weight(config)),
@@ -77,6 +81,38 @@ def _count_pass(
             rows.sum().backward()  # type: ignore[no-untyped-call]
         sizes = [storage.nbytes() for storage in kept.values()]
     return forward.get_total_flops(), backward.get_total_flops(), calls.count, sizes
+
+
+def _count_passing(model: torch.nn.Module, inputs: list[tuple[int, ...]], cast: torch.dtype | None) -> int:
+    """The most bytes that there are at once where nothing is kept for the way back, the inputs included."""
+    model.eval()
+    with FakeTensorMode(allow_non_fake_inputs=True) as shapes, torch.no_grad():
+        state: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+        weights: dict[str, torch.Tensor] = {name: shapes.from_tensor(each) for name, each in state}
+        with _Living() as living, torch.autocast("cpu", cast, enabled=cast is not None):
+            functional_call(model, weights, tuple(torch.empty(shape) for shape in inputs))
+    return int(living.most)
+
+
+class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes, at any time, of the tensors that operations have made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = self._now = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not func.is_view and not func._schema.is_mutable:
+            for tensor in (each for each in tree_leaves(made) if isinstance(each, torch.Tensor)):
+                storage = tensor.untyped_storage()
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return made
+
+    def _add(self, size: int) -> None:
+        self._now += size
+        self.most = max(self.most, self._now)
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]

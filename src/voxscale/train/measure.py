@@ -64,7 +64,7 @@ def measure_run(
         trainer = Trainer(job)
         rest = MemoryWatch.now() - _model_bytes(trainer)["weights_bytes"]
         with MemoryWatch(job.device) as training:
-            times = _time_steps(trainer, seconds)
+            times, cached = _time_steps(trainer, seconds)
         load_s = _time_loading(trainer, seconds / 4)
         with MemoryWatch(job.device) as validating:
             case_s = _time_validation(job, seconds)
@@ -76,7 +76,9 @@ def measure_run(
             "training_bytes": training.peak,
             "validating_bytes": validating.peak,
             "device_training_bytes": training.device_peak,
-            "device_validating_bytes": validating.device_peak,
+            # A run holds its cache while it validates; here its loader has been closed.
+            "device_validating_bytes": None if validating.device_peak is None else validating.device_peak + cached,
+            "cached_bytes": cached,
             "host": socket.gethostname(),
         }
         speed = _all_reduce_speed(job)
@@ -86,7 +88,8 @@ def measure_run(
         write_json(out, {**_describe(job), **_model_bytes(trainer), **_together(records), "all_reduce_gb_s": speed})
 
 
-def _time_steps(trainer: Trainer, seconds: float) -> list[_Timed]:
+def _time_steps(trainer: Trainer, seconds: float) -> tuple[list[_Timed], int]:
+    """Seconds of steps, and bytes of the cases that the device held in the end."""
     job = trainer.job
     # A run may have fewer steps than are to be timed; rates are those of a run that has as many.
     plan = replace(job.plan, num_steps=max(job.plan.num_steps, _WARM + 2 * _MOST))
@@ -109,8 +112,9 @@ def _time_steps(trainer: Trainer, seconds: float) -> list[_Timed]:
             enough = time.perf_counter() - began > seconds and len(times) >= 2 * _LEAST
             if any_rank(enough, job.world):
                 break
+        cached = loader.source.device_bytes
     trainer.job = job
-    return times
+    return times, cached
 
 
 def _time_loading(trainer: Trainer, seconds: float) -> float:

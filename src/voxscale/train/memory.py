@@ -19,7 +19,8 @@ _LOOK_S = 0.02
 class MemoryWatch:
     """The most memory that this process holds for itself while the body runs: files that it maps do not count.
 
-    The kernel keeps no peak of that, so a thread looks often. `device_peak` is the GPU's, None on a CPU.
+    The kernel keeps no peak of that, so a thread looks often. `device_peak` is the GPU's, None on a CPU: what
+    torch has taken of it, gaps between tensors included, as that is what is not free.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -36,10 +37,11 @@ class MemoryWatch:
 
     @property
     def device_peak(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self._device) if self._device is not None else None
+        return torch.cuda.max_memory_reserved(self._device) if self._device is not None else None
 
     def __enter__(self) -> Self:
         if self._device is not None:
+            torch.cuda.empty_cache()  # what was taken before does not count
             torch.cuda.reset_peak_memory_stats(self._device)
         self._thread.start()
         return self
