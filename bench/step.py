@@ -1,12 +1,18 @@
-"""A training step: `voxscale train` beside a bare PyTorch loop of the same step on batches that are in memory already.
+"""A training step: `voxscale train` beside bare PyTorch loops on batches that are in memory already.
 
-    python bench/step.py [--rounds 3] [--steps 20] [--patch 64] [--json]
+    python bench/step.py [--rounds 3] [--steps 10] [--patch 64] [--json]
     python bench/step.py --variants all [--rounds 5]
 
-The same network, loss, optimizer and batch on one rank and on two (DDP, gloo), one thread each; the four take turns.
-Ours reads, augments and counts its samples, writes its events and asks after every step whether to stop; the bare loop
-does nothing but compute. A step is the time from the end of one to the end of the next, the first few left out; of
-each run the median counts, and of runs the median again. `ratio` is ours ÷ bare, `speedup` that of two ranks over one.
+Three sides take turns, on one rank and on two (DDP, gloo), one thread each, with the same network and batch:
+
+- ours reads, augments and counts its samples, writes its events and asks after every step whether to stop;
+- bare does nothing but compute, as one would write it by hand: MONAI's DiceCELoss, AdamW and memory as they come;
+- even does nothing but compute either, with all that makes our computing fast: our loss, the fused AdamW, freed memory
+  kept, gradients that live in DDP's buckets.
+
+A step is the time from the end of one to the end of the next, the first few left out; of each run the median counts,
+and of runs the median again. `ratio` is ours ÷ bare; `overhead` is ours ÷ even, what our loop alone adds; `speedup` is
+that of two ranks over one.
 
 With `--variants` two of our ranks are compared with themselves under other settings, which take turns too: `ratio` is
 then a setting's step ÷ the plain one's, and `rounds` are the ratios of each turn, whose spread says what is noise.
@@ -29,7 +35,8 @@ from typing import Any, NoReturn
 
 CASES, BATCH, WARM = 8, 4, 3  # two patches for each of two ranks: torch computes one alone in a slower way
 RANKS = (1, 2)
-GOALS = {"ratio.1": 1.03, "ratio.2": 1.03, "speedup.kept": 0.97}
+SIDES = ("ours", "bare", "even")
+GOALS = {"ratio.1": 1.03, "ratio.2": 1.03, "overhead.1": 1.03, "overhead.2": 1.03, "speedup.kept": 0.97}
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,15 @@ VARIANTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--patch", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--variants", metavar="NAME,…", help=f"all, or some of {', '.join(VARIANTS)}")
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)  # the parts that run as ranks
+    parser.add_argument("--loop", choices=("bare", "even"), help=argparse.SUPPRESS)  # the parts that run as ranks
     parser.add_argument("--as-rank", nargs=2, metavar=("RUN", "VARIANT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.bare:
-        run_bare_loop(options)
+    if options.loop:
+        run_loop(options)
         return
     if options.as_rank:
         run_variant(*options.as_rank)
@@ -77,17 +84,21 @@ def main() -> None:
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     config = write_config(options, scratch)
     run([sys.executable, "-m", "voxscale", "prepare", str(config)])
-    times: dict[str, list[float]] = {f"{side}.{ranks}": [] for ranks in RANKS for side in ("ours", "bare")}
+    times: dict[str, list[float]] = {f"{side}.{ranks}": [] for ranks in RANKS for side in SIDES}
     for turn in range(options.rounds):
         for name in sorted(times, reverse=turn % 2 == 1):
             side, ranks = name.split(".")
-            way = {"ours": time_ours, "bare": time_bare}[side]
-            times[name].append(way(options, int(ranks), config, scratch / f"{name}-{turn}"))
+            times[name].append(
+                time_ours(int(ranks), config, scratch / f"{name}-{turn}")
+                if side == "ours"
+                else time_loop(options, int(ranks), side)
+            )
     step_s = {name: median(each) for name, each in times.items()}
-    speedup = {side: step_s[f"{side}.1"] / step_s[f"{side}.2"] for side in ("ours", "bare")}
+    speedup = {side: step_s[f"{side}.1"] / step_s[f"{side}.2"] for side in SIDES}
     return {
         **{f"{name}_s": round(seconds, 4) for name, seconds in step_s.items()},
         **{f"ratio.{ranks}": round(step_s[f"ours.{ranks}"] / step_s[f"bare.{ranks}"], 3) for ranks in RANKS},
+        **{f"overhead.{ranks}": round(step_s[f"ours.{ranks}"] / step_s[f"even.{ranks}"], 3) for ranks in RANKS},
         **{f"speedup.{side}": round(gain, 3) for side, gain in speedup.items()},
         "speedup.kept": round(speedup["ours"] / speedup["bare"], 3),
         "goals": GOALS,
@@ -137,7 +148,7 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
     return path
 
 
-def time_ours(options: argparse.Namespace, ranks: int, config: Path, folder: Path) -> float:
+def time_ours(ranks: int, config: Path, folder: Path) -> float:
     words = ["train", str(config), "--run", str(folder), "--devices", str(ranks)]
     run([sys.executable, "-m", "voxscale", *words])
     return step_in(folder)
@@ -157,9 +168,9 @@ def step_in(folder: Path) -> float:
     return step_of([row["time_s"] for row in rows if row["event"] == "train"])
 
 
-def time_bare(options: argparse.Namespace, ranks: int, config: Path, folder: Path) -> float:
+def time_loop(options: argparse.Namespace, ranks: int, side: str) -> float:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    words = ["--bare", "--steps", str(options.steps), "--patch", str(options.patch)]
+    words = ["--loop", side, "--steps", str(options.steps), "--patch", str(options.patch)]
     return step_of(json.loads(run([sys.executable, *launcher, __file__, *words])))
 
 
@@ -168,15 +179,21 @@ def step_of(ends: list[float]) -> float:
     return median(after - before for before, after in list(pairwise(ends))[WARM:])
 
 
-def run_bare_loop(options: argparse.Namespace) -> None:
-    """As one would write it by hand."""
+def run_loop(options: argparse.Namespace) -> None:
+    """As one would write it by hand; even: with our loss, the fused optimizer and our ways with memory."""
     import torch
     from monai.losses import DiceCELoss
     from torch.nn.parallel import DistributedDataParallel
 
+    from voxscale.config.losses import DiceCEOptions
     from voxscale.config.models import UNetOptions
     from voxscale.models import build_model
+    from voxscale.tasks.losses import DiceLoss
+    from voxscale.train.compute import keep_freed_memory
 
+    even = options.loop == "even"
+    if even:
+        keep_freed_memory()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     edge = (options.patch,) * 3
@@ -184,16 +201,17 @@ def run_bare_loop(options: argparse.Namespace) -> None:
     model: torch.nn.Module = network
     if ranks > 1:
         torch.distributed.init_process_group("gloo")
-        model = DistributedDataParallel(network)
-    loss_of = DiceCELoss(sigmoid=True)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
+        model = DistributedDataParallel(network, gradient_as_bucket_view=even)
+    ours, monais = DiceLoss(DiceCEOptions(), exclusive=False), DiceCELoss(sigmoid=True)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=even)
     share = BATCH // ranks
     batches = [(torch.randn(share, 1, *edge), torch.rand(share, 1, *edge).round()) for _ in range(4)]
     ends = []
     for step in range(options.steps + WARM + 1):
         image, label = batches[step % len(batches)]
         optimizer.zero_grad()
-        loss = loss_of(model(image), label)
+        output = model(image)
+        loss = ours.loss(ours.rows(output, label)) if even else monais(output, label)
         loss.backward()
         optimizer.step()
         loss.item()

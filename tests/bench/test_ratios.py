@@ -15,6 +15,7 @@ sys.path.insert(0, str(REPOSITORY / "bench"))
 
 from all import BEGIN, END, chosen, render, with_table
 from ratios import BENCHES, less, more
+from step import GOALS
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -25,6 +26,12 @@ def test_every_benchmark_prints_the_ratios_that_it_is_held_to(name: str) -> None
     sources = script.read_text() + (REPOSITORY / "bench" / "distmis.py").read_text() * (name == "asha")
     for key in bench.ratios:
         assert all(part in sources for part in key.split(".") if not part.isdigit()), key
+
+
+def test_a_step_is_held_to_its_goals_beside_both_loops() -> None:
+    held = {name: ratio.goal for name, ratio in BENCHES["step"].ratios.items() if ratio.goal is not None}
+    assert held == GOALS
+    assert {"ratio.1", "ratio.2", "overhead.1", "overhead.2"} < set(GOALS)
 
 
 def test_a_ratio_knows_its_better_side() -> None:
