@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -54,7 +55,7 @@ def make_source(where: str, store: Store, stream: Stream, rank: int, root: Path)
     return FromDevice(store, held, torch.device("cpu")) if where == "device" else FromStore(store)
 
 
-def read(
+def make_loader(
     store: Store,
     config: Config,
     rank: int = 0,
@@ -62,13 +63,12 @@ def read(
     *,
     workers: int = 1,
     most_workers: int = 0,
+    most_prefetch: int = 0,
     root: Path = Path(),
-    steps: tuple[int, int] = STEPS,
-) -> list[list[list[Sampled]]]:
-    """Steps of micro-batches of samples, copied out of the memory that the loader uses again."""
+) -> PatchLoader:
     stream = make_stream(config, len(ROWS), world_size)
     size: Any = config.patches.size
-    loader = PatchLoader(
+    return PatchLoader(
         sampler=PatchSampler(stream, store, ROWS, size, 0.5),
         store=store,
         source=make_source(config.data.cache.where, store, stream, rank, root),
@@ -81,9 +81,22 @@ def read(
         workers=workers,
         most_workers=most_workers,
         prefetch=workers + 1,
+        most_prefetch=most_prefetch,
         pin_memory=False,
     )
-    with closing(loader):
+
+
+def read(
+    store: Store,
+    config: Config,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    steps: tuple[int, int] = STEPS,
+    **options: Any,
+) -> list[list[list[Sampled]]]:
+    """Steps of micro-batches of samples, copied out of the memory that the loader uses again."""
+    with closing(make_loader(store, config, rank, world_size, **options)) as loader:
         return [[_samples(batch) for batch in batches] for batches in loader.steps(*steps)]
 
 
@@ -239,6 +252,22 @@ def test_what_is_read_does_not_depend_on_threads_that_are_added(store: Store, da
     config = configure(dataset, patches__size=[16] * 3, augment="full")
     expected, found = flat(read(store, config)), flat(read(store, config, most_workers=3))
     assert all(same(*pair) for step in zip(expected, found, strict=True) for pair in zip(*step, strict=True))
+
+
+def test_more_is_read_ahead_where_steps_wait(store: Store, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(dataset, patches__size=[16] * 3)
+    read_quickly = FromStore.read_channels
+
+    def read_slowly(*given: Any) -> Any:
+        time.sleep(0.01)
+        return read_quickly(*given)
+
+    monkeypatch.setattr(FromStore, "read_channels", read_slowly)
+    for most, reached in ((0, 2), (3, 3)):
+        with closing(make_loader(store, config, most_workers=4, most_prefetch=most)) as loader:
+            assert len(list(loader.steps(1, 16))) == 16
+            assert loader.settings["workers"] == 4
+            assert loader.settings["prefetch"] == reached, "with each thread that is added, as far as it may"
 
 
 def test_a_loader_that_is_left_open_lets_the_program_end(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def test_no_step_counts_after_one_that_is_not_finite(make_job: Callable[[str], J
     job = make_job("adam")
     kept = json.loads(job.run.plan.read_text())
     assert kept["loader"] == {"workers": 1, "prefetch": 2, "pin_memory": False}, "what auto came to is written down"
-    assert kept["threads"] == 1
+    assert (kept["threads"], kept["affinity"]) == (1, "system")
+    assert kept["ddp"] == {"bucket_mb": 25, "static_graph": False}
     trainer = Trainer(job)
     with closing(job.make_loader(trainer.sampler)) as loader, closing(loader.steps(1, 3)) as batches:
         first = trainer.take(1, next(batches))

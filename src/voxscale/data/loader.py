@@ -97,7 +97,8 @@ class PatchLoader:
     """Yields, for each step, this rank's micro-batches: at least one, on every rank.
 
     With `outcomes`, by row of the store, these are the targets; labels are left aside. Where steps wait for patches,
-    threads are added, up to `most_workers`; `workers` says how many there are.
+    threads are added, up to `most_workers`, and with each a step more is read ahead, up to `most_prefetch`; `workers`
+    and `prefetch` say how many there are.
     """
 
     sampler: PatchSampler
@@ -114,6 +115,7 @@ class PatchLoader:
     pin_memory: bool
     outcomes: Outcomes | None = None
     most_workers: int = 0  # no more than there are
+    most_prefetch: int = 0  # the same
     _mine: _Mine = field(default_factory=_Mine, init=False)
     _free_rows: deque[Patch] = field(default_factory=deque, init=False)
     _free_slots: deque[_Slot] = field(default_factory=deque, init=False)
@@ -146,7 +148,8 @@ class PatchLoader:
                 waited_s = time.perf_counter() - began
                 yield micro_batches
                 readers.note(waited_s, time.perf_counter() - began)
-                self.workers = len(readers)
+                added, self.workers = len(readers) - self.workers, len(readers)
+                self.prefetch = max(self.prefetch, min(self.prefetch + added, self.most_prefetch))
                 self._free_rows.extend(micro.memory for micro in loading if micro.memory is not None)
 
     def _submit(self, readers: Readers, sender: ThreadPoolExecutor, step: int) -> list[_Loading]:

@@ -82,6 +82,12 @@ def loader_threads(config: Config, *, on_gpu: bool) -> tuple[int, int]:
     return first, max(first, 1 if threads == "auto" else threads)
 
 
+def prefetch_depth(config: Config) -> tuple[int, int]:
+    """Steps that are read ahead: at first, and at most, where they turn out to wait. Each takes a batch's memory."""
+    asked = config.loader.prefetch
+    return (2, 4) if asked == "auto" else (asked, asked)
+
+
 def _read_count(asked: str) -> tuple[int, str]:
     """Devices of each node, and the flag that asks for them."""
     if not re.fullmatch(r"[1-9][0-9]{0,4}", asked):

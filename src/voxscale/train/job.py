@@ -38,7 +38,7 @@ from voxscale.models import build_model
 from voxscale.models.outcome import build_outcome_model
 from voxscale.parallel import World, share_buffers
 from voxscale.plan.plan import Plan, make_plan, make_stream
-from voxscale.plan.resources import loader_threads
+from voxscale.plan.resources import loader_threads, prefetch_depth
 from voxscale.runs import RunFolder
 from voxscale.tasks import OutcomeTask, Task, VolumeTask, build_outcome_task, build_task
 from voxscale.tasks.summary import Row
@@ -171,6 +171,7 @@ class Job:
     def make_loader(self, sampler: PatchSampler) -> PatchLoader:
         options, on_gpu = self.config.loader, self.device.type == "cuda"
         workers, most = loader_threads(self.config, on_gpu=on_gpu)
+        prefetch, deepest = prefetch_depth(self.config)
         return PatchLoader(
             sampler=sampler,
             store=self.store,
@@ -183,7 +184,8 @@ class Job:
             device=self.device,
             workers=workers,
             most_workers=most,
-            prefetch=2 if options.prefetch == "auto" else options.prefetch,
+            prefetch=prefetch,
+            most_prefetch=deepest,
             pin_memory=on_gpu if options.pin_memory == "auto" else options.pin_memory and on_gpu,
             outcomes=self.target.outcomes if isinstance(self.target, OfOutcomes) else None,
         )

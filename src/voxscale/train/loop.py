@@ -17,6 +17,7 @@ from voxscale.errors import LostContactError, StoppedEarly
 from voxscale.files import write_json
 from voxscale.infer.evaluate import write_cases
 from voxscale.parallel import any_rank, barrier, gather_records, lost_contact
+from voxscale.plan.links import BUCKET_BYTES
 from voxscale.tasks.summary import metric_value
 from voxscale.train.console import Console
 from voxscale.train.events import Events
@@ -113,7 +114,12 @@ class Loop:
 
     def _write_plan(self, loader: PatchLoader) -> None:
         """Keep the plan with what speed depends on, which may have changed on the way; results do not."""
-        settings = {"loader": loader.settings, "threads": torch.get_num_threads()}
+        settings = {
+            "loader": loader.settings,
+            "threads": torch.get_num_threads(),
+            "affinity": "system",
+            "ddp": {"bucket_mb": BUCKET_BYTES >> 20, "static_graph": False},
+        }
         if self.job.world.is_main and settings != self._settings:
             self._settings = settings
             write_json(self.job.run.plan, {**self.job.plan.as_json(), **settings})
