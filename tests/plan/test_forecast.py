@@ -46,3 +46,10 @@ def test_no_more_memory_is_asked_for_than_a_node_has(config: Config) -> None:
     assert int(free.request.memory.removesuffix("G")) > 13
     whole = forecast(config, FAST, replace(GIVEN, node_bytes=12 * GB + GB // 2), held=4 * GB)
     assert whole.request.memory == f"{12 * 1024 + 512}M"
+
+
+def test_the_cpus_of_a_site_count_and_not_those_of_this_machine(config: Config) -> None:
+    worlds, here = {Layout(1, 1): PLAN, Layout(1, 4): on(4)}, replace(COSTS, cpus=2)
+    for given, compute_s in ((GIVEN, 1.0), (replace(GIVEN, is_elsewhere=True), 0.5)):
+        found = make_forecast(config, worlds, [here], FAST, given, store_bytes=0)
+        assert found.times.step.compute_s == pytest.approx(compute_s)
