@@ -377,7 +377,8 @@ def test_two_runs_in_one_folder(
 def test_a_disk_without_any_room_is_named_though_ranks_cannot_write_why(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, small_disk: Path
 ) -> None:
-    run, config = small_disk / "run", write_config(train__epochs=500, checkpoint={"every_steps": 2, "keep": 1})
+    """Nothing is saved meanwhile: a save that fails gives room back, in which a rank could say why."""
+    run, config = small_disk / "run", write_config(train__epochs=500, validate__every=500)
     with start(session_environ, "train", config, "--run", run, "--devices", 2, "--restarts", 1) as job:
         wait_for_step(run, 3)
         with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
