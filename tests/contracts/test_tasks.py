@@ -269,7 +269,15 @@ def test_what_only_the_final_evaluation_measures_cannot_choose_the_best_model(
 @pytest.mark.parametrize("metric", ["iou/mean", "sensitivity/ball"])
 def test_every_quick_score_can_choose_the_best_model(metric: str, dataset: Path, store: Store) -> None:
     config = make_config(tiny_config(dataset, validate__metric=metric), name="tiny", base=Path())
-    assert metric in build_task(config, store).metrics(full=False)
+    assert metric in build_task(config, store).choosable()
+
+
+def test_a_volume_is_measured_but_chooses_no_model(dataset: Path, store: Store) -> None:
+    task = build_task(make_config(tiny_config(dataset), name="tiny", base=Path()), store)
+    assert set(task.metrics(full=False)) - set(task.choosable()) == {"volume/ball", "volume_label/ball"}
+    config = make_config(tiny_config(dataset, validate__metric="volume/ball"), name="tiny", base=Path())
+    with pytest.raises(ConfigError, match="validate.metric: found 'volume/ball'"):
+        build_task(config, store)
 
 
 def test_all_that_is_wrong_is_said_at_once(dataset: Path, store: Store) -> None:

@@ -67,6 +67,18 @@ def test_a_scheduler_that_cannot_be_asked_is_said(
         cancel_run(run.root, {"PATH": str(tmp_path)})
 
 
+def test_a_trial_that_is_tried_again_has_not_ended(tmp_path: Path) -> None:
+    search = "{space: {optimizer.lr: {grid: [0.001, 0.01]}}}"
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "search.yaml").write_text(f"data: {{source: d}}\nsearch: {search}\n")
+    events = [("end", 0), ("end", 1), ("again", 1), ("end", 1), ("end", 0), ("again", 0)]
+    lines = [json.dumps({"event": event, "trial": trial}) for event, trial in events]
+    for count, ended in ((2, 2), (3, 1), (5, 2), (6, 1)):
+        (tmp_path / "s" / "trials.jsonl").write_text("\n".join(lines[:count]) + '\n{"event": "end", "tri')
+        (row,) = list_runs(tmp_path)
+        assert (row.kind, row.step, row.steps) == ("search", ended, 2)
+
+
 def test_other_folders_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "config.yaml").write_text("not: a run")

@@ -425,6 +425,8 @@ def test_seeds_are_summarised_and_more_trials_go_on(ray_cluster: RayLab, seat: S
     fewer = seat.run("search", config, "--run", folder, **ray_cluster.environ)
     assert fewer.code == 2
     assert "search.trials is 2 there, 1 here" in fewer.err
+    same = seat.run("search", folder / "search.yaml", "--run", folder, **ray_cluster.environ)
+    assert same.code == 0, same.err
 
 
 SPACE = {"optimizer.lr": {"grid": [1e-3]}}
@@ -473,7 +475,7 @@ def test_a_folder_that_holds_something_else(
 def test_what_the_cluster_or_the_task_does_not_have(reference: Reference, ray_cluster: RayLab, seat: Seat) -> None:
     """Nothing is written, and no earlier search moved aside for it."""
     large = seat.write("large.yaml", search={"space": SPACE, "per_trial": {"devices": 64}})
-    unknown = seat.write("unknown.yaml", search={"space": SPACE, "metric": "dice/men"})
+    unknown = seat.write("unknown.yaml", search={"space": SPACE, "metric": "volume/ball"})
     contrary = seat.write("contrary.yaml", search={"space": SPACE, "mode": "min"})
     with (
         seat.started("search", large, "--run", "large", **ray_cluster.environ) as one,
@@ -484,7 +486,8 @@ def test_what_the_cluster_or_the_task_does_not_have(reference: Reference, ray_cl
     assert refused.code == 4, refused.err
     assert "search.per_trial.devices 64: the largest node of the Ray cluster has 2 CPUs" in refused.err
     assert missing.code == 2, missing.err
-    assert "search.metric: found 'dice/men', expected one that trials report: " in missing.err
+    assert "search.metric: found 'volume/ball', expected one that trials are chosen by: " in missing.err
+    assert missing.err.count("volume") == 1, "it is not among those that are named"
     assert "dice/ball" in missing.err
     assert METRIC in missing.err
     assert worst.code == 2, worst.err

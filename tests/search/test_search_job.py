@@ -233,6 +233,15 @@ REFUSED = {
     (*ON_SLURM, "--devices", "2", "search.per_trial.cpus=3"): (4, ["has 3 CPUs", "has 2 CPUs", "--devices"]),
     (*ON_SLURM, "--devices", "1", "--nodes", "9"): (2, ["--nodes 9: partition main has 4 nodes"]),
     (*ON_SLURM, "search.space={optimizer.rate: {grid: [1]}}"): (2, ["optimizer.rate"]),
+    (*ON_SLURM, "data.source=/nonexistent"): (3, ["data.source /nonexistent"]),
+    (*ON_SLURM, "--devices", "2", "search.per_trial.devices=2", "search.space={train.batch: {grid: [4, 5]}}"): (
+        2,
+        ["search.space: train.batch 5 does not divide over 2 ranks"],
+    ),
+}
+OF_PREPARED = {
+    ("search.metric=dice/foo",): ["search.metric: found 'dice/foo', expected one that trials are chosen by: "],
+    ("search.mode=min",): [f"search.mode: found min, but more of {METRIC} is better"],
 }
 
 
@@ -246,6 +255,21 @@ def test_what_is_refused_without_a_job(
         done = cli_here("search", config, "--run", tmp_path / "run", *words)
     assert done.code == code, done.err
     for text in said:
+        assert text in done.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", OF_PREPARED, ids=" ".join)
+def test_what_is_refused_without_a_job_where_the_data_are_prepared(
+    slurm: SlurmLab, cli_here: Cli, config: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    prepared = cli_here("prepare", config)
+    assert prepared.code == 0, prepared.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
+        done = cli_here("search", config, "--run", tmp_path / "run", *ON_SLURM, *words)
+    assert done.code == 2, done.err
+    for text in OF_PREPARED[words]:
         assert text in done.err
     assert not (tmp_path / "run").exists()
 

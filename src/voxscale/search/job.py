@@ -42,7 +42,7 @@ from voxscale.launch.sbatch import (
     signal_before_limit_s,
 )
 from voxscale.runs import RunFolder, SearchFolder
-from voxscale.search.opening import draft_search, section_of, share_of_trial
+from voxscale.search.opening import check_unprepared, draft_search, section_of, share_of_trial
 
 _WRITE_S = 5  # of the time to save, for the driver itself
 _STEPS = 'cat "$run/launch/steps" 2>/dev/null || echo 0'  # changes whenever there is something new to continue from
@@ -72,7 +72,9 @@ def draft_search_job(
     nodes_of, code = look_at_nodes(place, environ), own_code(config)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     place = replace(place, site=with_code(within_limit(place.site, request, nodes_of), code))
-    _refuse_too_large(config, place.site, request)
+    node = _node_of(place.site, request)
+    _refuse_too_large(config, node)
+    check_unprepared(config, folder, node, environ)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
     if is_of_one_node(root):
@@ -126,9 +128,12 @@ def search_job(root: Path, site: Site, request: Request, binds: list[Path]) -> J
     )
 
 
-def _refuse_too_large(config: Config, site: Site, request: Request) -> None:
-    """Refuse a trial that does not fit on a node of the job, as its Ray will have it."""
-    node = RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
+def _node_of(site: Site, request: Request) -> RayNode:
+    """A node of the job, as its Ray will have it."""
+    return RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
+
+
+def _refuse_too_large(config: Config, node: RayNode) -> None:
     try:
         share_of_trial(section_of(config).per_trial, [node])
     except InfrastructureError as error:

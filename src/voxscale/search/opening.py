@@ -12,12 +12,13 @@ from voxscale.config.schema import Config
 from voxscale.config.search import PerTrial, Search
 from voxscale.data.build import store_root
 from voxscale.data.cases import Case
+from voxscale.data.formats import check_source
 from voxscale.data.outcomes import Outcomes, make_outcomes
 from voxscale.data.split import write_split
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_text
-from voxscale.launch.folder import check_task, load_cases, prepare_cases, split_prepared
+from voxscale.launch.folder import check_task, is_prepared, load_cases, prepare_cases, split_prepared
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import RayNode, Share
 from voxscale.plan.plan import split_batch
@@ -84,20 +85,30 @@ def prepare_search(
         search = search.model_copy(update={"metric": then.metric, "mode": then.mode})
         held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
         return OpenedSearch(folder, held, search, share, ranks, held=True)
-    machine = look_at_machine(environ)
-    manifest = load_cases(config, environ, threads=machine.cpus)
-    store = prepare_cases(manifest, config, environ, threads=machine.cpus)
-    cases = split_prepared(manifest.cases, config, store)
-    outcomes = make_outcomes(config, cases) if config.predicts_outcomes else None
+    store, cases, outcomes = _prepared(config, environ)
     config = _settled(config, store, outcomes, environ)
     opened = OpenedSearch(folder, config, section_of(config), share, ranks, cases=cases)
-    settled = _refuse_indivisible(opened)
-    check_task(settled, store, cases, outcomes)
+    for settled in _refuse_indivisible(opened):
+        check_task(settled, store, cases, outcomes)
     return opened
 
 
+def check_unprepared(config: Config, folder: SearchFolder, node: RayNode, environ: Mapping[str, str]) -> None:
+    """Check a search for a Ray of such nodes as far as it can be told now, the data being prepared there if need be."""
+    if config.data.synthetic is None:
+        check_source(config.data)
+    share, ranks = share_of_trial(section_of(config).per_trial, [node])
+    _refuse_indivisible(OpenedSearch(folder, config, section_of(config), share, ranks))
+    if is_prepared(config, environ):
+        store, _, outcomes = _prepared(config, environ)
+        _settled(config, store, outcomes, environ)
+
+
 def write_search(opened: OpenedSearch) -> None:
-    """Write the folder of a new search, which has been claimed. The config comes last: with it the folder is one."""
+    """Write the folder of a new search, which has been claimed, or what was changed in the search that is there.
+
+    The config comes last: with it the folder is one.
+    """
     folder = opened.folder
     if folder.exists != opened.held:
         raise InfrastructureError(
@@ -105,6 +116,7 @@ def write_search(opened: OpenedSearch) -> None:
             fix="start the same command again, or choose another folder with --run",
         )
     if opened.held:
+        _write_changed(opened)
         return
     folder.root.chmod(0o700)
     write_text(folder.asked, render_config(opened.config))
@@ -112,22 +124,41 @@ def write_search(opened: OpenedSearch) -> None:
     write_text(folder.config, render_config(opened.config))
 
 
-def _refuse_indivisible(opened: OpenedSearch) -> Config:
-    """Refuse points whose batch does not divide over the ranks of a trial; returns the first one's config."""
-    search, points = opened.search, []
+def _write_changed(opened: OpenedSearch) -> None:
+    """What may change in a search that is continued, such as more trials, is from now on what it asks for."""
+    for file in (opened.folder.asked, opened.folder.config):
+        config = read_config(file)
+        if config.search != opened.search:
+            write_text(file, render_config(config.model_copy(update={"search": opened.search})))
+
+
+def _prepared(config: Config, environ: Mapping[str, str]) -> tuple[Store, list[Case], Outcomes | None]:
+    threads = look_at_machine(environ).cpus
+    manifest = load_cases(config, environ, threads=threads)
+    store = prepare_cases(manifest, config, environ, threads=threads)
+    cases = split_prepared(manifest.cases, config, store)
+    return store, cases, make_outcomes(config, cases) if config.predicts_outcomes else None
+
+
+def _refuse_indivisible(opened: OpenedSearch) -> list[Config]:
+    """Refuse points whose batch does not divide over the ranks of a trial.
+
+    Returns the configs of the first point and of each that first has other regions, and so other metrics.
+    """
+    search, points = opened.search, dict[str, Config]()
     known = 1 if search.chosen_sampler == "tpe" else min(search.num_points, MAX_CHECKED)
     findings: dict[str, None] = {}
     for index in range(known):
         config = with_params(opened.config, propose(search, index, ()))
         settled = resolve(config, opened.machine, devices=opened.ranks)
-        points += [settled] if index == 0 else []
+        points.setdefault(repr(settled.data.regions), settled)
         try:
             split_batch(settled.train.global_batch, opened.ranks, settled.train.micro_batch)
         except ConfigError as error:
             findings[f"search.space: {error.message}"] = None
     if findings:
         raise ConfigError.from_findings(list(findings), fix="change search.space or search.per_trial.devices")
-    return points[0]
+    return [*points.values()]
 
 
 def share_of_trial(per_trial: PerTrial, nodes: Sequence[RayNode]) -> tuple[Share, int]:
@@ -184,10 +215,10 @@ def _direction_of(metric: str, search: Search, config: Config, store: Store, out
     from voxscale.tasks import Task, build_outcome_task, build_task
 
     task: Task = build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
-    known = task.metrics(full=False)
+    known = task.choosable()
     if metric not in known:
         raise ConfigError(
-            f"search.metric: found {metric!r}, expected one that trials report: {', '.join(known)}",
+            f"search.metric: found {metric!r}, expected one that trials are chosen by: {', '.join(known)}",
             fix="set search.metric to one of them",
         )
     better, direction = ("less", "min") if task.prefers_low(metric) else ("more", "max")
@@ -203,6 +234,8 @@ def _refuse_other(folder: SearchFolder, config: Config) -> None:
     """A search is continued with the config it began with; more trials, or other room for them, are no difference."""
     asked, then = config, read_config(folder.asked)
     found = differences(_without_search(asked), _without_search(then))
+    if not differences(_without_search(asked), _without_search(read_config(folder.config))):
+        found = []  # as it was settled
     here, there = plain(section_of(asked)), plain(section_of(then))
     names = [name for name in here if name not in _FREE_TO_CHANGE]
     found += [f"search.{name} is {there[name]} there, {here[name]} here" for name in names if here[name] != there[name]]

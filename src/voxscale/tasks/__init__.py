@@ -49,6 +49,9 @@ class Task(Protocol):
     def metrics(self, *, full: bool) -> tuple[str, ...]:
         """Names of all metrics that `summarise` can give."""
 
+    def choosable(self) -> tuple[str, ...]:
+        """Names of those that can choose the best model: every validation has them, and more or less is better."""
+
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
         """The metrics of all these cases. What is undefined is absent."""
 

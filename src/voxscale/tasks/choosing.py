@@ -11,10 +11,12 @@ from voxscale.errors import ConfigError
 class Measured(Protocol):
     def metrics(self, *, full: bool) -> tuple[str, ...]: ...
 
+    def choosable(self) -> tuple[str, ...]: ...
+
 
 def metric_problems(task: Measured, metric: str) -> list[tuple[str, str]]:
     """(What is wrong with `validate.metric`, how to mend it), if anything is."""
-    usable = task.metrics(full=False)
+    usable = task.choosable()
     if metric in usable:
         return []
     why = ", as the others are measured of the best model alone" * (metric in task.metrics(full=True))

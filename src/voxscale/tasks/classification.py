@@ -90,6 +90,9 @@ class Classification:
             return (*_WHOLE, *by_class)
         return (*(f"{metric}/{name}" for metric in _WHOLE for name in (*self.classes, "mean")), *by_class)
 
+    def choosable(self) -> tuple[str, ...]:
+        return self.metrics(full=False)
+
     def details(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The confusion matrix, true classes downwards; of labels that may hold at once one for each, of 0 and 1."""
         shares = self._shares(rows)

@@ -63,6 +63,9 @@ class Regression:
         averaged = [f"{metric}/{name}" for metric in ("r2", "pearson", "spearman") for name in (*self.names, "mean")]
         return (*averaged, *(f"{metric}/{name}" for metric in ("mae", "rmse") for name in self.names))
 
+    def choosable(self) -> tuple[str, ...]:
+        return self.metrics(full=False)
+
     def details(self, rows: Sequence[Row]) -> dict[str, Any]:
         return {}
 

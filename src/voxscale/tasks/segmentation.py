@@ -125,6 +125,9 @@ class Segmentation:
         scores = [f"{metric}/{name}" for metric in averaged for name in (*self.classes, "mean")]
         return (*scores, *(f"{metric}/{name}" for metric in _VOLUMES for name in self.classes))
 
+    def choosable(self) -> tuple[str, ...]:
+        return tuple(name for name in self.metrics(full=False) if not name.startswith(_VOLUMES))
+
     def columns(self, *, full: bool) -> tuple[str, ...]:
         return self.metrics(full=full)
 
@@ -229,8 +232,7 @@ class Segmentation:
         )
 
     def _metric_problems(self, metric: str) -> list[tuple[str, str]]:
-        """Only what every validation measures, and of which more or less is better, can choose the best model."""
-        usable = [name for name in self.metrics(full=False) if not name.startswith(_VOLUMES)]
+        usable = self.choosable()
         if metric in usable:
             return []
         expected = f"{'|'.join(_OVERLAPS)} / {'|'.join((*self.classes, 'mean'))}"

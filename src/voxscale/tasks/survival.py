@@ -90,6 +90,9 @@ class Survival:
         at = [f"{metric}/{name}" for metric in ("brier", "calibration") for name in self.horizons]
         return (*ranked, *at, "brier/integrated")
 
+    def choosable(self) -> tuple[str, ...]:
+        return self.metrics(full=False)
+
     def details(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Calibration: for each horizon, groups by predicted survival beside what Kaplan and Meier observe of them."""
         if self._baseline is None or not rows:
