@@ -313,6 +313,7 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(
         assert read_json(folder / "metrics.json")["state"] == "stopped"
         assert ledger(folder)[-1]["event"] == "stop"
         reached = step_of(trial(folder, 0))
+        assert table(folder)[0]["steps"] == str(reached)
         assert not seat.processes()
         assert not list(seat.room.glob("vx-*"))
         with seat.started(*asked) as driver:

@@ -44,7 +44,7 @@ def search_here(
 ) -> tuple[dict[str, Any], str]:
     """Search on the Ray cluster at `address`, or on one of this machine. Returns `metrics.json`, and it as text.
 
-    A search that is there is continued. Raises StoppedEarly after all trials have saved, if a signal comes first, and
+    A search that is there is continued. Raises StoppedEarly if a signal comes first, after all trials have saved, and
     TrainingError if no trial came to a value.
     """
     folder = draft_search(config, root, fresh=fresh)
@@ -52,7 +52,8 @@ def search_here(
         return metrics, render_outcome(folder.root, metrics)
     stop = StopRequest(None)
     with stop.on_signals(), connected(address, environ, look_at_machine()) as cluster:
-        opened = prepare_search(config, folder, cluster.nodes, environ, fresh=fresh)
+        with stop.at_once():
+            opened = prepare_search(config, folder, cluster.nodes, environ, fresh=fresh)
         if folder.exists and not opened.held:
             move_aside(RunFolder(folder.root))
         with claimed(RunFolder(folder.root)), open_screen(config.log) as screen:

@@ -45,6 +45,7 @@ from voxscale.search.opening import OpenedSearch, capacity
 from voxscale.search.progress import Progress, best_value
 from voxscale.search.samplers import Seen, propose
 from voxscale.search.space import with_params
+from voxscale.search.standing import Pace, described, time_left_s
 from voxscale.train.ownership import is_live
 from voxscale.train.stop import StopRequest
 
@@ -64,6 +65,7 @@ class Started:
     group: Group
     reports: Path
     since: float  # when it was asked for
+    first_step: int  # where it goes on
     is_told: bool = False  # to stop
     is_overdue: bool = False  # which has been said
 
@@ -126,6 +128,14 @@ class Driver:
         finally:
             for started in self.running.values():
                 started.group.close()
+            self._count_steps()
+
+    def _count_steps(self) -> None:
+        """Of the trials that have not ended: how far they are, for whoever looks at a search that has."""
+        for trial in self.trials:
+            if not trial.has_ended:
+                self.progress[trial.index].look()
+                trial.steps = self.progress[trial.index].step
 
     def _is_over(self) -> bool:
         return len(self.trials) >= self.opened.num_trials and all(trial.has_ended for trial in self.trials)
@@ -133,7 +143,9 @@ class Driver:
     # starting
 
     def _start_what_fits(self) -> None:
-        while len(self.running) < self.room() and (not self.running or self._learn_choices()):
+        while (
+            not self._stop.signalled and len(self.running) < self.room() and (not self.running or self._learn_choices())
+        ):
             trial = self._next_trial()
             if trial is None:
                 return
@@ -194,7 +206,9 @@ class Driver:
         self.progress[trial.index].look()
         self._ledger.write("start", trial=trial.index, attempt=trial.losses + 1)
         self._say(f"trial {trial.index} starts: {described(trial.params)}{self._of_seed(trial)}")
-        self.running[trial.index] = Started(trial, run, group, reports, time.monotonic())
+        self.running[trial.index] = Started(
+            trial, run, group, reports, time.monotonic(), self.progress[trial.index].step
+        )
 
     def _open(self, trial: Trial, run: RunFolder) -> None:
         """Make the trial's run folder, or take up the one that is there."""
@@ -346,26 +360,19 @@ class Driver:
         """Of this start."""
         return time.monotonic() - self._began
 
-    def best(self) -> Trial | None:
-        """The best trial so far: of those that ran to their end, else of those that were stopped."""
-        return best_trial(self.trials, self.search.direction)
-
     def time_left_s(self) -> float | None:
-        """By what trials took so far and how many there is room for at once; None where nothing is known yet."""
-        took = [trial.wall_s for trial in self.trials if trial.has_ended and trial.wall_s > 0]
-        if not took:
-            return None
-        left = self.opened.num_trials - sum(trial.has_ended for trial in self.trials)
-        done = sum(
-            progress.step / progress.steps
-            for index, progress in self.progress.items()
-            if index in self.running and progress.steps
-        )
-        at_once = max(1, len(self.running))
-        return mean(took) * max(0.0, left - done) / at_once
+        """None where nothing is known yet."""
+        paces = [self._pace_of(started) for started in self.running.values()]
+        return time_left_s(self.opened.num_trials, self.trials, paces)
+
+    def _pace_of(self, started: Started) -> Pace:
+        progress = self.progress[started.trial.index]
+        steps = max(1, progress.steps)
+        done_since = (progress.step - started.first_step) / steps
+        return Pace(progress.step / steps, done_since, time.monotonic() - started.since)
 
     def _so_far(self) -> str:
-        best = self.best()
+        best = best_trial(self.trials, self.search.direction)
         ended = sum(trial.has_ended for trial in self.trials)
         leader = f", best so far trial {best.index} with {best.value:.4f}" if best is not None else ""
         return f" ({ended} of {self.opened.num_trials} ended{leader})"
@@ -380,14 +387,6 @@ class Driver:
 
     def _progress_of(self, trial: Trial) -> Progress:
         return Progress(self.opened.folder.trial(trial.index).events, self.opened.metric)
-
-
-def described(params: Mapping[str, object]) -> str:
-    return ", ".join(f"{path} {_short(value)}" for path, value in params.items())
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _unsettled(config: Config, names: Sequence[str]) -> bool:

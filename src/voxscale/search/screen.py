@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from voxscale.search.driver import Driver, described
+from voxscale.search.driver import Driver
 from voxscale.search.ledger import Trial
 from voxscale.search.progress import best_value
+from voxscale.search.standing import described, leader
 from voxscale.terminal import clock, is_terminal
 
 _MOST_ROWS = 16
@@ -48,8 +49,8 @@ def render_table(driver: Driver) -> Any:
     ended = sum(trial.has_ended for trial in driver.trials)
     left = driver.time_left_s()
     words = [f"{ended} of {driver.opened.num_trials} trials ended, {len(driver.running)} running"]
-    best = driver.best()
-    words += [f"best trial {best.index}: {best.value:.4f}"] if best is not None else []
+    best = leader(driver.trials, driver.progress, driver.search.direction)
+    words += [f"best trial {best[0]}: {best[1]:.4f}"] if best is not None else []
     words += [f"about {clock(left)} left"] if left is not None else []
     table = Table(title=" · ".join(words), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("trial", "state", "step", driver.opened.metric, "values"):
@@ -57,7 +58,7 @@ def render_table(driver: Driver) -> Any:
     for trial in _shown(driver):
         progress = driver.progress[trial.index]
         value = trial.value if trial.has_ended else best_value(progress.values[-1:], driver.search.direction)
-        style = "bold green" if best is not None and trial.index == best.index else ""
+        style = "bold green" if best is not None and trial.index == best[0] else ""
         table.add_row(
             str(trial.index),
             "waiting" if trial.index in driver.running and not driver.running[trial.index].has_begun else trial.state,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from voxscale.config.schema import StopAfter
+from voxscale.errors import StoppedEarly
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -37,16 +38,39 @@ class StopRequest:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Listen for the length of the body. Once stopping, further signals are ignored to the end of the process."""
+        with self._heard_by(self._note):
+            yield
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Leave the body at a signal, also at one that came before it: there is nothing in it to save."""
+        try:
+            with self._heard_by(self._interrupt):
+                if self.signalled:
+                    raise KeyboardInterrupt
+                yield
+        except KeyboardInterrupt:
+            raise StoppedEarly(
+                f"stopped by {self.reason}; nothing had begun", fix="start the same command again"
+            ) from None
+
+    @contextmanager
+    def _heard_by(self, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
         heard = [number for number in _SIGNALS if number != signal.SIGHUP or not outlives_terminal()]
-        before = {number: signal.signal(number, self._note) for number in heard}
+        before = {number: signal.signal(number, handler) for number in heard}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if self.signalled else handler)
+            for number, earlier in before.items():
+                signal.signal(number, signal.SIG_IGN if self.signalled else earlier)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or f"signal {signal.Signals(number).name}"
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self.signalled:  # the first is on its way out already
+            self._note(number, frame)
+            raise KeyboardInterrupt  # libraries swallow what is an Exception
 
 
 def outlives_terminal() -> bool:
