@@ -270,7 +270,7 @@ def test_a_torn_patient_in_any_fold_is_refused_before_the_first(cli_here: Cli, t
     (tmp_path / "t.csv").write_text("\n".join(lines))
     checked = cli_here("doctor", tmp_path / "t.csv")
     assert checked.code == 3
-    assert "patient p0 in train (c1) and val (c0)" in checked.out
+    assert "patient p0: found in train (c1 at t.csv row 3) and val (c0 at t.csv row 2), expected" in checked.out
     done = cli_here("train", tmp_path / "t.csv", *QUICK, "--folds", "all", "--run", tmp_path / "cv")
     assert done.code == 3
     assert not (tmp_path / "cv").exists()
