@@ -98,7 +98,8 @@ def codes_in_use() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                given = node.args[1:2] if name == "Finding" else node.args[:1] if name in CALLS else []
+                place = slice(1, 2) if name in ("Finding", "_as_findings") else slice(0, 1 if name in CALLS else 0)
+                given = node.args[place]
             elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "code":
                 given = [node.value]
             else:
