@@ -442,7 +442,10 @@ def test_prepare_train_and_evaluate_hang_together(
     assert len(rows) == 9
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["a-new-run", "a-stopped-run"])
+@pytest.mark.parametrize(
+    "is_new",
+    [pytest.param(True, id="a-new-run"), pytest.param(False, id="a-stopped-run", marks=pytest.mark.cluster)],
+)
 def test_commands_at_the_same_moment_submit_one_job(
     is_new: bool,
     on_slurm: Callable[..., Finished],
@@ -591,6 +594,7 @@ def test_errors_in_a_file_of_their_own_are_shown_and_told(
     assert told in shown, "the file is followed"
 
 
+@pytest.mark.cluster
 def test_what_several_jobs_write_to_one_file_is_shown_once(
     on_slurm: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
