@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from conftest import RECIPES, Cli
@@ -297,6 +297,8 @@ _SENSIBLE = some.sampled_from([True, False, 0, 1, 2, 4, 8, 0.5, 1e-3, 24])
     some.dictionaries(some.sampled_from(_KEYS) | some.text(max_size=8), _SENSIBLE | _ANYTHING, max_size=3),
     some.sets(some.sampled_from(_KEYS), max_size=1),
 )
+@example({}, {"num_samples": 2, "epochs": 1, "batch_size": 1, "cpu_per_trial": 1, "gpu_per_trial": 0.001}, set())
+@example({}, {"num_samples": 2, "epochs": 1, "batch_size": 1, "cpu_per_trial": 0.001, "gpu_per_trial": 1}, set())
 def test_any_object_becomes_a_valid_config_or_is_refused(
     form: dict[str, Any], changes: dict[str, Any], without: set[str]
 ) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from voxscale.config.search import LEAST_SHARE
 from voxscale.errors import ConfigError
 
 GPUS_PER_NODE = 4  # of the cluster DistMIS ran on: more replicas were more nodes
@@ -67,14 +68,16 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_share_of_gpus(value: Any) -> bool:
-    return _is_number(value) and (0 <= value < 1 or (value <= 99_999 and value == int(value)))
+    return _is_number(value) and (LEAST_SHARE <= value < 1 or (0 <= value <= 99_999 and value == int(value)))
 
 
 _COUNT = _Value("a whole number from 1 to 99999", _is_count)
 _TRUTH = _Value("true or false", lambda value: isinstance(value, bool))
 _RATE = _Value("a number above 0, up to 1000", lambda value: _is_number(value) and 0 < value <= 1000)
 _VERBOSITY = _Value("0, 1 or 2", lambda value: value in (0, 1, 2) and type(value) is int)
-_CPUS = _Value("a number above 0, up to 99999", lambda value: _is_number(value) and 0 < value <= 99_999)
+_CPUS = _Value(
+    f"a number from {LEAST_SHARE} to 99999", lambda value: _is_number(value) and LEAST_SHARE <= value <= 99_999
+)
 _GPUS = _Value("a whole number, or a share of one GPU such as 0.5", _is_share_of_gpus)
 
 _VALUES = {

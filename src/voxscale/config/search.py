@@ -23,7 +23,7 @@ from voxscale.config.base import Positive, Section
 
 DEFAULT_TRIALS = 24
 _MOST_DEVICES = 99_999
-_LEAST_SHARE = 0.01  # of a device or a CPU
+LEAST_SHARE = 0.01  # of a device or a CPU
 _LARGEST = 2**53  # whole numbers up to here survive JSON and are exact as floats
 
 _ONE_SPLIT = "all trials share the data and one split, so that their metrics compare"
@@ -169,7 +169,7 @@ def _share_of_devices(value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 1 <= value <= _MOST_DEVICES and value == int(value):
         return int(value)
-    if value == "all" or (is_number and _LEAST_SHARE <= value < 1):
+    if value == "all" or (is_number and LEAST_SHARE <= value < 1):
         return value
     raise ValueError(
         f"found {value!r}, expected a whole number of devices, a share of one such as 0.5, or 'all', those of a node"
@@ -180,7 +180,7 @@ class PerTrial(Section):
     """What one trial holds: `devices` of one node, or a share of one device; `auto` cpus are the devices' part."""
 
     devices: Annotated[Literal["all"] | int | float, BeforeValidator(_share_of_devices)] = 1
-    cpus: Literal["auto"] | Annotated[Number, Field(ge=_LEAST_SHARE)] = "auto"
+    cpus: Literal["auto"] | Annotated[Number, Field(ge=LEAST_SHARE)] = "auto"
 
 
 class Search(Section):
