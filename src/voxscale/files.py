@@ -89,11 +89,20 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, ob
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, by its columns; ValueError: one has more or fewer cells than these."""
     with path.open(newline="") as lines:
-        return [
-            {key: cell[1:] if _is_neutralised(cell) else cell for key, cell in row.items()}
-            for row in csv.DictReader(lines)
-        ]
+        rows = csv.reader(lines)
+        try:
+            columns = next(rows, [])
+            found = []
+            for row in filter(None, rows):
+                if len(row) != len(columns):
+                    raise ValueError(f"line {rows.line_num}: found {len(row)} cells, expected {len(columns)}")
+                cells = (cell[1:] if _is_neutralised(cell) else cell for cell in row)
+                found.append(dict(zip(columns, cells, strict=True)))
+        except csv.Error as error:
+            raise ValueError(f"line {rows.line_num}: {error}") from error
+        return found
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Block = dict[str, Any]
@@ -11,6 +11,7 @@ Section = dict[str, Any]
 
 _UNITS = {"hd95": "mm", "volume": "ml", "volume_label": "ml"}
 _WHOLE = ("step", "devices")  # axes between whose numbers there is nothing
+_OF_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, OSError)
 _MOST_POINTS = 2000  # of a curve; more cannot be told apart
 
 
@@ -18,6 +19,15 @@ def section(title: str, *blocks: Block | None, about: str = "") -> Section | Non
     """A part of the page; None where there is nothing to show in it."""
     shown = [block for block in blocks if block]
     return {"title": title, "about": about, "blocks": shown} if shown else None
+
+
+def attempted(title: str, make: Callable[..., Section | None], *given: Any) -> Section | None:
+    """A part of the page; where the files that it is made of are damaged, that it is left out for this."""
+    try:
+        return make(*given)
+    except _OF_DAMAGE:
+        about = "Left out: what the folder says of this is damaged."
+        return {"title": title, "about": about, "blocks": []}
 
 
 def facts(rows: Iterable[tuple[str, str, str] | None]) -> Block:

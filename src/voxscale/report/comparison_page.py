@@ -9,6 +9,7 @@ from typing import Any
 from voxscale.report.blocks import (
     Block,
     Section,
+    attempted,
     column,
     columns_of,
     curve,
@@ -35,7 +36,7 @@ from voxscale.report.quality import (
 from voxscale.report.reading import MOST_PREVIEW_BYTES, ReadRun, as_number, read_object, read_previews
 from voxscale.report.run_page import interval, page_of
 from voxscale.report.settings import flat, shown_fields
-from voxscale.report.timing import communication_of, split_step
+from voxscale.report.timing import split_step
 from voxscale.runs import RunFolder
 
 _METRICS = 3  # whose curves are drawn
@@ -47,27 +48,36 @@ def comparison_page(runs: Sequence[RunFolder], title: str, folds: Path | None = 
     names = _names(read)
     together = read_object(RunFolder(folds), "metrics") if folds is not None else {}
     sections = [
-        section("", facts([*_together(together), *_headline(read, names)])),
-        _folds_section(folds, together, read),
-        section("Runs", _overview(read, names)),
-        _curves(read, names),
-        _cases(read, names),
-        evaluations_section(ReadRun(RunFolder(folds))) if folds is not None else None,
-        _costs(read, names),
-        section("Config", _config_table(read, names)),
+        attempted("Headline", lambda: section("", facts([*_together(together), *_headline(read, names)]))),
+        attempted("All folds together", _folds_section, folds, together, read),
+        attempted("Runs", lambda: section("Runs", _overview(read, names))),
+        attempted("Learning curves", _curves, read, names),
+        attempted("Cases", _cases, read, names),
+        attempted("Evaluations", evaluations_section, ReadRun(RunFolder(folds))) if folds is not None else None,
+        attempted("Time", _costs, read, names),
+        attempted("Config", lambda: section("Config", _config_table(read, names))),
     ]
+    damaged = "; ".join(f"{run.damaged} of {name}" for run, name in zip(read, names, strict=True) if run.damaged)
     states = {run.row.state for run in read}
     state = states.pop() if len(states) == 1 else "mixed"
     kind = "cross-validation" if folds is not None else "comparison"
-    return page_of(title, kind, str(together.get("state") or state), sections)
+    return page_of(title, kind, str(together.get("state") or state), sections, damaged=damaged)
 
 
 def _names(runs: Sequence[ReadRun]) -> list[str]:
-    """Each run's own name; where two are called alike, with the folder above."""
-    plain = [run.title for run in runs]
+    """Each run's own name; where several are called alike, with as many of the folders above as tell them apart. The
+    same run given twice is numbered."""
+    roots, names = [run.run.root for run in runs], [run.title for run in runs]
+    for depth in range(2, max(len(root.parts) for root in roots)):
+        of_name = {name: {root for root, other in zip(roots, names, strict=True) if other == name} for name in names}
+        alike = {name for name, called_so in of_name.items() if len(called_so) > 1}
+        names = [
+            "/".join(root.parts[1:][-depth:]) if name in alike else name
+            for name, root in zip(names, roots, strict=True)
+        ]
     return [
-        name if plain.count(name) == 1 else f"{run.run.root.parent.name}/{name}"
-        for name, run in zip(plain, runs, strict=True)
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
     ]
 
 
@@ -142,15 +152,16 @@ def _means(run: ReadRun) -> list[str]:
 def _cases(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
     """Cases that more than one run was scored on, by the metric that all chose their best by."""
     metric = next((run.row.metric for run in runs if run.row.metric), None)
-    scores: dict[str, dict[str, float]] = {}
-    for run, name in zip(runs, names, strict=True):
+    scores: dict[str, dict[int, float]] = {}  # by the places of the runs
+    for place, run in enumerate(runs):
         for row in run.cases:
             if metric is not None and (value := as_number(row.get(metric))) is not None:
-                scores.setdefault(row.get("case", ""), {})[name] = float(f"{value:.5g}")
+                scores.setdefault(row.get("case", ""), {})[place] = float(f"{value:.5g}")
     shared = {case: found for case, found in scores.items() if len(found) > 1}
     columns = [column("case"), *(column(name, number=True) for name in names)]
-    rows = [[case, *(found.get(name) for name in names)] for case, found in shared.items()]
-    first = next((name for name in names if any(name in found for found in shared.values())), None)
+    rows = [[case, *(found.get(place) for place in range(len(runs)))] for case, found in shared.items()]
+    places = {place for found in shared.values() for place in found}
+    first = names[min(places)] if places else None
     return section(f"Cases: {with_unit(str(metric))}", table(columns, rows, sort=first, search=len(rows) > 8))
 
 
@@ -159,7 +170,7 @@ def _costs(runs: Sequence[ReadRun], names: Sequence[str]) -> Section | None:
     metrics = {run.row.metric for run in runs if run.row.metric}
     metric = metrics.pop() if len(metrics) == 1 else None
     for run, name in zip(runs, names, strict=True):
-        split = split_step(list(run.of_kind("train")), communication_of(run))
+        split = split_step(run)
         if split is not None:
             whole = sum(split.values()) or 1.0
             parts = [

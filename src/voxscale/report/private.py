@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from voxscale.files import read_json
 from voxscale.runs import RunFolder
@@ -26,6 +27,15 @@ def without_places(text: str, run: RunFolder) -> str:
     for node, number in _nodes(run).items():
         text = re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", f"node {number}", text)
     return text
+
+
+def without_folders(value: Any) -> Any:
+    """A value of a config, in it the names of files alone."""
+    if isinstance(value, dict):
+        return {key: without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_folders(each) for each in value]
+    return name_alone(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
 def name_alone(path: str) -> str:

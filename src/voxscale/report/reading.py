@@ -1,4 +1,4 @@
-"""A run folder as far as a page shows it. What is missing or damaged is left out, never a reason to fail."""
+"""A run folder as far as a page shows it. What is missing is left out; what is damaged, too, and that is said."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ from voxscale.files import read_csv, read_json
 from voxscale.report.listing import RunRow, describe_run
 from voxscale.report.private import without_places
 from voxscale.runs import RunFolder
-from voxscale.train.events import read_events
+from voxscale.train.events import parse_events, without_superseded
 
 Event = Mapping[str, Any]
 Cells = Mapping[str, str]
 NOT_METRICS = ("case", "patient", "split", "fold")
+_NUMBER = (int, float, type(None))
+_OF_EVENTS: Mapping[str, tuple[type, ...]] = {
+    "event": (str,),
+    "step": (int,),
+    **dict.fromkeys(("loss", "lr", "data_s", "step_s", "time_s"), _NUMBER),
+    "cases": (list,),
+    "communication_s": (list,),
+    "environment": (dict, type(None)),
+}
+_STEPPING = ("train", "validate", "checkpoint", "resume")
 MOST_PREVIEW_BYTES = 10_500_000  # of one page, before they are base64
 
 
@@ -64,10 +74,8 @@ class ReadRun:
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        try:
-            return read_events(self.run.events)
-        except OSError:
-            return []
+        """Those that say what events of their kind say; a line that a killed writer left half is no damage."""
+        return without_superseded(row for row in _rows_of(self.run.events) if is_sound(row))
 
     @cached_property
     def cases(self) -> list[dict[str, str]]:
@@ -75,6 +83,17 @@ class ReadRun:
             return read_csv(self.run.cases)
         except (OSError, ValueError):
             return []
+
+    @property
+    def damaged(self) -> str:
+        """Names the files that a page leaves out, or lines of, though they are there."""
+        run = self.run
+        objects = (run.metrics, run.plan, run.forecast, run.preview_index, run.encoding, *run.usages().values())
+        found = [path for path in objects if path.exists() and not _read_object(path)]
+        found += [run.config] if run.config.exists() and self.config is None else []
+        found += [run.cases] if run.cases.exists() and not self.cases else []
+        found += [run.events] if not all(map(is_sound, _rows_of(run.events))) else []
+        return ", ".join(path.relative_to(run.root).as_posix() for path in found)
 
     @cached_property
     def usage(self) -> list[dict[str, Any]]:
@@ -121,6 +140,19 @@ class ReadRun:
         for path in sorted(self.run.evaluations.glob("*")):
             if (found := ReadRun(RunFolder(path))).metrics:
                 yield found
+
+
+def is_sound(event: Event) -> bool:
+    """Whether it holds what events of its kind do, each as what it should be."""
+    has_all = event["event"] not in _STEPPING or "step" in event
+    return has_all and all(isinstance(event[name], kind) for name, kind in _OF_EVENTS.items() if name in event)
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(parse_events(path.read_bytes().splitlines()))
+    except OSError:
+        return []
 
 
 def read_object(run: RunFolder, name: str) -> dict[str, Any]:

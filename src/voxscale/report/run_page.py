@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from voxscale.report.blocks import facts, number, section
+from voxscale.report.blocks import Section, attempted, facts, number, section
 from voxscale.report.forecast import duration
 from voxscale.report.learning import learning_section
 from voxscale.report.quality import cases_section, evaluations_section, quality_section
@@ -29,20 +29,28 @@ def run_page(run: RunFolder) -> dict[str, Any]:
     if read.metrics.get("task") == "script":
         return script_page(read)
     sections = [
-        section("", facts(headline(read))),
-        learning_section(read),
-        quality_section(read),
-        cases_section(read),
-        evaluations_section(read),
-        timing_section(read),
-        settings_section(read),
+        attempted("Headline", headline_section, read),
+        attempted("Learning curves", learning_section, read),
+        attempted("Quality", quality_section, read),
+        attempted("Cases", cases_section, read),
+        attempted("Evaluations", evaluations_section, read),
+        attempted("Time and memory", timing_section, read),
+        attempted("Config and environment", settings_section, read),
     ]
-    return page_of(read.title, read.task, read.row.state, sections, read.why)
+    return page_of(read.title, read.task, read.row.state, sections, read.why, read.damaged)
 
 
-def page_of(title: str, kind: str, state: str, sections: list[dict[str, Any] | None], why: str = "") -> dict[str, Any]:
-    about = why or ("" if state == "done" else STATES.get(state, ""))
+def page_of(
+    title: str, kind: str, state: str, sections: list[dict[str, Any] | None], why: str = "", damaged: str = ""
+) -> dict[str, Any]:
+    parts = [why or ("" if state == "done" else STATES.get(state, ""))]
+    parts += [f"Damaged, and left out where it is so: {damaged}."] if damaged else []
+    about = " ".join(filter(None, parts))
     return {"title": title, "kind": kind, "state": state, "about": about, "sections": [s for s in sections if s]}
+
+
+def headline_section(run: ReadRun) -> Section | None:
+    return section("", facts(headline(run)))
 
 
 def headline(run: ReadRun) -> list[tuple[str, str, str] | None]:
@@ -99,4 +107,5 @@ def script_page(run: ReadRun) -> dict[str, Any]:
         ("time", duration(metrics.get("wall_s", 0.0)), ""),
         ("ranks", str(metrics.get("world_size", "–")), f"on {metrics.get('nodes', 1)} node(s)"),
     ]
-    return page_of(run.title, "script", str(metrics.get("state", run.row.state)), [section("", facts(rows))], run.why)
+    state = str(metrics.get("state", run.row.state))
+    return page_of(run.title, "script", state, [section("", facts(rows))], run.why, run.damaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from voxscale.config.schema import Config
 from voxscale.errors import VoxscaleError
 from voxscale.launch.demo import read_recipe
 from voxscale.report.blocks import Block, Section, columns_of, pairs_table, section, table, words
-from voxscale.report.private import name_alone
+from voxscale.report.private import without_folders
 from voxscale.report.reading import ReadRun
 
 DEFAULTS = "the defaults"
@@ -41,7 +42,7 @@ def code_block(title: str, text: str) -> Block:
 
 def differences_block(config: Config) -> Block | None:
     """Beside the recipe that is nearest, or the defaults where no recipe is nearer."""
-    found = {name: fields_that_differ(config, other) for name, other in _known(config)}
+    found = {name: fields_that_differ(config, other) for name, other in _known(config.task)}
     nearest = min(found, key=lambda name: len(found[name]))
     rows = [[path, words(there), words(here)] for path, here, there in found[nearest]]
     columns = columns_of("field", "recipe" if nearest != DEFAULTS else "default", "this run")
@@ -70,26 +71,20 @@ def flat(fields: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def shown_fields(config: Config) -> dict[str, Any]:
     """The config with the names of files alone."""
-    fields: dict[str, Any] = _without_folders(plain(config))
+    fields: dict[str, Any] = without_folders(plain(config))
     return fields
 
 
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_folders(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(each) for each in value]
-    return name_alone(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
-
-
-def _known(config: Config) -> Iterator[tuple[str, Config]]:
+@cache
+def _known(task: str) -> list[tuple[str, Config]]:
     """The defaults of the task, and the recipes of it."""
-    yield DEFAULTS, make_config({"task": config.task, "data": {"source": "."}}, name=DEFAULTS, base=Path())
+    found = [(DEFAULTS, make_config({"task": task, "data": {"source": "."}}, name=DEFAULTS, base=Path()))]
     for entry in sorted(files("voxscale").joinpath("recipes").iterdir(), key=lambda entry: entry.name):
         name = entry.name.removesuffix(".yaml")
         try:
             recipe = make_config(read_recipe(name), name=name, base=Path())
         except (VoxscaleError, OSError):
             continue
-        if recipe.task == config.task:
-            yield f"recipe {name}", recipe
+        if recipe.task == task:
+            found.append((f"recipe {name}", recipe))
+    return found

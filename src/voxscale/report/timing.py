@@ -10,45 +10,57 @@ from voxscale.report.forecast import duration, size
 from voxscale.report.reading import Event, ReadRun
 
 _WARM = 2  # first steps, which are slower
+_COMMUNICATION = "communication"
 
 
 def timing_section(run: ReadRun) -> Section | None:
-    steps, waited = run.of_kind("train"), communication_of(run)
+    steps, split = run.of_kind("train"), split_step(run)
     return section(
         "Time and memory",
-        _split_block(run, steps, waited),
+        _split_block(run, steps, split),
         _memory_block(run.usage),
         _step_plot(steps),
-        _plan_table(run, steps, waited),
+        _plan_table(run, steps, split or {}),
     )
 
 
-def communication_of(run: ReadRun) -> list[float | None]:
-    """What each rank waited for gradients in a step; None: not known."""
-    return next((list(event["communication_s"]) for event in run.of_kind("end") if "communication_s" in event), [])
-
-
-def split_step(steps: list[Event], waited: list[float | None]) -> dict[str, float] | None:
-    """Seconds of a step in the middle, by what they are spent on."""
-    timed = [event for event in steps[_WARM:] or steps if event.get("step_s") is not None]
+def split_step(run: ReadRun) -> dict[str, float] | None:
+    """Seconds of a step in the middle, by what they are spent on; without communication where that is not known."""
+    steps = run.of_kind("train")
+    timed = [event for event in steps[_WARM:] or steps if None not in (event.get("step_s"), event.get("data_s"))]
     if not timed:
         return None
     total, data = median(event["step_s"] for event in timed), median(event["data_s"] for event in timed)
+    waited = _communication_of(run)
+    if waited is None:
+        return {"data": data, "computing": max(0.0, total - data)}
+    communication = min(waited, max(0.0, total - data))
+    return {"data": data, "computing": max(0.0, total - data - communication), _COMMUNICATION: communication}
+
+
+def _communication_of(run: ReadRun) -> float | None:
+    """What ranks waited for gradients in a step, on average. They say so at their end: None until then, or where one
+    could not measure it."""
+    if _world_size(run) == 1:
+        return 0.0
+    said = (event["communication_s"] for event in reversed(run.of_kind("end")) if "communication_s" in event)
+    waited: list[float | None] = next(said, [])
     known = [seconds for seconds in waited if seconds is not None]
-    communication = min(fmean(known) if known else 0.0, max(0.0, total - data))
-    return {"data": data, "computing": max(0.0, total - data - communication), "communication": communication}
+    return fmean(known) if known and len(known) == len(waited) else None
 
 
-def _split_block(run: ReadRun, steps: list[Event], waited: list[float | None]) -> Block | None:
-    split = split_step(steps, waited)
+def _world_size(run: ReadRun) -> Any:
+    return run.metrics.get("world_size") or _started(run, "world_size") or run.plan.get("world_size")
+
+
+def _split_block(run: ReadRun, steps: list[Event], split: dict[str, float] | None) -> Block | None:
     if split is None:
         return None
     bars = [_bar("a step (the median)", split)]
     stepping = sum(event.get("step_s") or 0.0 for event in steps)
     if (wall := run.metrics.get("wall_s")) and wall > stepping:
         bars.append(_bar("the whole run", {"steps": stepping, "validation and saving": wall - stepping}))
-    is_known = len(waited) < 2 or None not in waited
-    note = "" if is_known else "Communication was not measured: it counts as computing."
+    note = "" if _COMMUNICATION in split else "Communication is not known: it counts as computing."
     return {"type": "bars", "title": "Where the time goes", "bars": bars, "note": note}
 
 
@@ -87,42 +99,49 @@ def _step_plot(steps: list[Event]) -> Block | None:
     return plot("Seconds per step", "step", "s", series, fromZero=True)
 
 
-def _plan_table(run: ReadRun, steps: list[Event], waited: list[float | None]) -> Block | None:
+def _plan_table(run: ReadRun, steps: list[Event], split: dict[str, float]) -> Block | None:
     """What the plan said, and what came."""
     plan, metrics, expected = run.plan, run.metrics, run.forecast
-    split = split_step(steps, waited) or {}
     taken = max((event["step"] for event in steps), default=0)
     rows: list[tuple[str, Any, Any]] = [
         ("devices", plan.get("world_size"), metrics.get("world_size") or _started(run, "world_size")),
         ("steps", plan.get("num_steps"), metrics.get("steps") or taken),
         ("global batch", plan.get("global_batch"), _batch(steps)),
-        ("cases to train on", plan.get("num_train"), len({case for event in steps for case in event["cases"]}) or None),
+        (
+            "cases to train on",
+            plan.get("num_train"),
+            len({case for event in steps for case in event.get("cases", ())}) or None,
+        ),
     ]
     step_s, wall = expected.get("step_s") or {}, metrics.get("wall_s")
-    names = {"data": "data", "compute": "computing", "communication": "communication"}
+    names = {"data": "data", "compute": "computing", "communication": _COMMUNICATION}
     for name, measured in names.items():
         if name in step_s:
-            rows.append((f"a step, {measured}", duration(step_s[name]), duration(split.get(measured, 0.0))))
+            rows.append((f"a step, {measured}", duration(step_s[name]), _duration(split.get(measured))))
     if step_s:
-        rows.append(("a step", duration(sum(step_s.values())), duration(sum(split.values()))))
+        rows.append(("a step", duration(sum(step_s.values())), _duration(sum(split.values()) or None)))
     if wall is not None:
         total = expected.get("total_s")
-        rows.append(("training and validating", None if total is None else duration(total), duration(wall)))
+        rows.append(("training and validating", _duration(total), duration(wall)))
     if expected.get("memory_bytes") and run.usage:
         held = sum(int(rank["memory_peak_bytes"]) for rank in run.usage)
         rows.append(("memory of the node", size(expected["memory_bytes"]), size(held)))
     cells = [[name, _text(planned), _text(measured)] for name, planned, measured in rows if planned or measured]
     columns = columns_of("", "planned", "measured")
-    note = "" if expected else "For planned times, run voxscale plan on the machine before it trains there."
+    note = "" if expected else "Times are planned where voxscale plan has measured such a run before."
     return table(columns, cells, title="Plan against measured", plain=True, note=note)
 
 
 def _batch(steps: list[Event]) -> int | None:
-    return max((len(event["cases"]) for event in steps), default=None)
+    return max((len(event.get("cases", ())) for event in steps), default=None)
 
 
 def _started(run: ReadRun, field: str) -> Any:
     return next((event.get(field) for event in reversed(run.of_kind("start"))), None)
+
+
+def _duration(seconds: float | None) -> str | None:
+    return None if seconds is None else duration(seconds)
 
 
 def _text(value: Any) -> str:

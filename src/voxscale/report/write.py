@@ -86,6 +86,11 @@ def _page_of(folder: Path) -> dict[str, object]:
 
 def _runs_in(folder: Path) -> list[RunFolder]:
     """The run that a folder is, or those of its folds."""
+    if SearchFolder(folder).exists or ScaleFolder(folder).exists:
+        what = f"a search, whose runs are in {folder}/trials" if SearchFolder(folder).exists else "measured scaling"
+        raise ConfigError(
+            f"{folder}: {what}: found among several folders, expected runs", fix=f"voxscale report {folder}, by itself"
+        )
     if runs := runs_of(folder):
         return runs
     run = RunFolder(folder.resolve())

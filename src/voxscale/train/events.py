@@ -51,8 +51,12 @@ class JsonlEvents:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The run's events as if it had never been interrupted, but for the `resume` lines."""
+    return without_superseded(parse_events(path.read_bytes().splitlines() if path.exists() else ()))
+
+
+def without_superseded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for row in parse_events(path.read_bytes().splitlines() if path.exists() else ()):
+    for row in events:
         if row["event"] == "resume":
             rows = [earlier for earlier in rows if earlier.get("step", 0) <= row["step"]]
         rows.append(row)
