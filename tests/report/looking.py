@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,3 +47,16 @@ def share_of_label(run: Path, about: dict[str, object], slice_: int, shape: tupl
     height, width, _ = shape
     side = min(width / x, height / y)
     return float((label > 0).sum()) * side * side / (height * width)
+
+
+def content_of(page: Path) -> dict[str, Any]:
+    """What a page says, before it is drawn."""
+    text = page.read_text()
+    content: dict[str, Any] = json.loads(text.partition('id="content">')[2].partition("</script>")[0])
+    return content
+
+
+def headings_of(page: Path) -> set[str]:
+    """Of its parts and of the plots and tables in them."""
+    sections = content_of(page)["sections"]
+    return {each.get("title", "") for section in sections for each in (section, *section["blocks"])}

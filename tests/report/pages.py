@@ -13,6 +13,7 @@ import yaml
 from conftest import Cli, tiny_config
 from voxscale.data.synthetic import write_cohort
 from voxscale.files import read_csv, write_csv
+from voxscale.search.ledger import DONE, FAILED, Ledger
 
 HOSTILE = '</script><img src=x onerror="document.title=1">&amp;"\'{{7*7}}\u2028‮name'
 OUTCOMES: dict[str, dict[str, Any]] = {
@@ -66,26 +67,48 @@ def with_hostile_names(run: Path, to: Path) -> Path:
     return to
 
 
-def write_search(folder: Path, runs: Mapping[float, Path]) -> Path:
-    """A search whose trials are these runs, by their learning rates, in the files that `voxscale search` leaves."""
-    rows, best = [], max(runs, key=lambda rate: _best(runs[rate]))
-    for number, (rate, run) in enumerate(runs.items()):
-        shutil.copytree(run, folder / "trials" / f"{number:04d}")
-        row = {"trial": number, "state": "done", "optimizer.lr": rate, "dice/mean": _best(run), "steps": 10}
-        row["train.batch"] = (2, 4)[number % 2]
-        rows.append({**row, "wall_s": 1.5, "run": f"trials/{number:04d}", "why": ""})
-    columns = ["trial", "state", "optimizer.lr", "train.batch", "dice/mean", "steps", "wall_s", "run", "why"]
-    lost = {"trial": len(rows), "state": "failed", "optimizer.lr": 1.0, "why": HOSTILE, "steps": 0}
-    write_csv(folder / "trials.csv", columns, [*rows, lost])
+def write_search(folder: Path, runs: Mapping[float, Path], *, why: str = HOSTILE, **params: Any) -> Path:
+    """A search whose trials are these runs, by their learning rates, and one that failed, in the files that `voxscale
+    search` leaves."""
+    best = max(runs, key=lambda rate: _best(runs[rate]))
+    folder.mkdir()
+    with Ledger(folder / "trials.jsonl") as ledger:
+        for number, (rate, run) in enumerate(runs.items()):
+            shutil.copytree(run, folder / "trials" / f"{number:04d}")
+            chosen = {"optimizer.lr": rate, "train.batch": (2, 4)[number % 2], **params}
+            ledger.write("trial", trial=number, configuration=number, seed=0, params=chosen)
+            ledger.write("start", trial=number, attempt=1)
+            ledger.write("end", trial=number, state=DONE, value=_best(run), steps=10, wall_s=1.5, why="")
+        lost = len(runs)
+        chosen = {"optimizer.lr": 1.0, "train.batch": 2, **params}
+        ledger.write("trial", trial=lost, configuration=lost, seed=0, params=chosen)
+        ledger.write("start", trial=lost, attempt=1)
+        ledger.write("end", trial=lost, state=FAILED, value=None, steps=0, wall_s=0.0, why=why)
     config = yaml.safe_load((runs[best] / "config.yaml").read_text())
     (folder / "best.yaml").write_text(yaml.safe_dump(config))
-    config["search"] = {"space": {"optimizer.lr": {"loguniform": [1e-4, 1.0]}}, "trials": len(rows) + 1}
+    config["search"] = {"space": {"optimizer.lr": {"loguniform": [1e-4, 1.0]}}, "trials": lost + 1}
+    config["search"]["metric"] = "dice/mean"
     (folder / "search.yaml").write_text(yaml.safe_dump(config))
     found = {"trial": list(runs).index(best), "metric": "dice/mean", "value": _best(runs[best])}
     metrics = {"task": "search", "state": "done", "metric": "dice/mean", "mode": "max", "steps": 20, "wall_s": 9.0}
-    counts = {"all": len(rows) + 1, "done": len(rows), "failed": 1}
+    counts = {"all": lost + 1, "done": lost, "failed": 1}
     metrics |= {"best": {**found, "params": {"optimizer.lr": best}}, "trials": counts}
     (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def killed_search(run: Path, folder: Path) -> Path:
+    """As it is while it goes on, or once it was killed: no table, no metrics; one trial has ended, one has not."""
+    write_search(folder, {0.002: run})
+    for name in ("metrics.json", "best.yaml", "trials.jsonl"):
+        (folder / name).unlink()
+    with Ledger(folder / "trials.jsonl") as ledger:
+        for number, rate in enumerate((0.002, 0.02)):
+            chosen = {"optimizer.lr": rate}
+            ledger.write("trial", trial=number, configuration=number, seed=0, params=chosen)
+            ledger.write("start", trial=number, attempt=1)
+        ledger.write("end", trial=0, state="done", value=0.5, steps=10, wall_s=1.5, why="")
+    ended_after_a_step(run, folder / "trials" / "0001")
     return folder
 
 

@@ -72,7 +72,7 @@ def test_a_trial_that_is_tried_again_has_not_ended(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "search.yaml").write_text(f"data: {{source: d}}\nsearch: {search}\n")
     events = [("end", 0), ("end", 1), ("again", 1), ("end", 1), ("end", 0), ("again", 0)]
-    lines = [json.dumps({"event": event, "trial": trial}) for event, trial in events]
+    lines = [json.dumps({"event": event, "trial": trial, "state": "done"}) for event, trial in events]
     for count, ended in ((2, 2), (3, 1), (5, 2), (6, 1)):
         (tmp_path / "s" / "trials.jsonl").write_text("\n".join(lines[:count]) + '\n{"event": "end", "tri')
         (row,) = list_runs(tmp_path)

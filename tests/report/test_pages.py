@@ -17,6 +17,7 @@ from lifelines import KaplanMeierFitter
 from sklearn.metrics import roc_auc_score
 
 from conftest import Cli
+from report.looking import content_of
 from report.pages import ended_after_a_step, train_segmentation, write_folds, write_search
 from voxscale.files import read_csv, write_csv
 from voxscale.infer.previews import TOTAL_BYTES, make_preview
@@ -191,12 +192,12 @@ def test_errors_are_told_without_folders_and_machines(said: str, told: str, tmp_
 
 
 def test_why_a_trial_failed_is_told_without_folders(run: Path, tmp_path: Path) -> None:
-    search = write_search(tmp_path / "search", {0.002: run})
-    rows = read_csv(search / "trials.csv")
-    rows[-1]["why"] = f"{search}/trials/0001/logs is full; see /home/jane/notes"
-    write_csv(search / "trials.csv", list(rows[0]), rows)
-    text = write_report([search]).read_text()
+    folder = tmp_path / "search"
+    why = f"{folder}/trials/0001/logs is full; see /home/jane/notes"
+    chosen = {"train.init_from": "/home/jane/runs/first"}
+    text = write_report([write_search(folder, {0.002: run}, why=why, **chosen)]).read_text()
     assert "logs is full; see .../notes" in text
+    assert '".../first"' in text, "a value that was searched for"
     assert str(tmp_path) not in text and "jane" not in text
 
 
@@ -287,3 +288,25 @@ def test_what_is_no_run_is_refused(tmp_path: Path, cli_here: Cli) -> None:
     done = cli_here("report", tmp_path, "--json")
     assert (done.code, done.json["error"]["code"]) == (2, "config")
     assert done.json["error"]["message"].endswith("not a run folder")
+
+
+def test_runs_of_one_name_are_told_apart_and_compared(run: Path, tmp_path: Path, cli_here: Cli) -> None:
+    """By as many of the folders above as that takes; the same run given twice by numbers."""
+    runs = [Path(shutil.copytree(run, tmp_path / each / "runs" / "quick", symlinks=True)) for each in ("a", "b")]
+    content = content_of(write_report([*runs, run, run], tmp_path / "all.html"))
+    names = ["a/runs/quick", "b/runs/quick", "run-copy (1)", "run-copy (2)"]
+    (cases,) = [section for section in content["sections"] if section["title"].startswith("Cases: dice/mean")]
+    (table,) = cases["blocks"]
+    assert [column["name"] for column in table["columns"]] == ["case", *names]
+    rows = {row["case"]: float(row["dice/mean"]) for row in read_csv(run / "cases.csv")}
+    assert {row[0]: row[1:] for row in table["rows"]} == {
+        case: [pytest.approx(value, rel=1e-4)] * 4 for case, value in rows.items()
+    }
+
+
+def test_a_search_among_runs_says_how_it_can_be_shown(run: Path, tmp_path: Path, cli_here: Cli) -> None:
+    search = write_search(tmp_path / "search", {0.002: run})
+    done = cli_here("report", search, run)
+    assert done.code == 2
+    assert f"{search}: a search, whose runs are in {search}/trials" in done.err
+    assert f"voxscale report {search}" in done.err

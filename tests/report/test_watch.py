@@ -21,7 +21,7 @@ from lab.slurm import until
 from lab.terminal import CTRL_C, Terminal
 from lab.trained import LONG, NUM_STEPS
 from voxscale.report.happened import Happened
-from voxscale.report.watch_text import render_line, render_view, sparkline
+from voxscale.report.watch_text import fitted, render_line, render_view, sparkline
 from voxscale.report.watched import RunView, WatchedRun
 from voxscale.runs import RunFolder
 
@@ -266,10 +266,10 @@ def test_a_search_shows_the_trials_that_run(live: RunFolder, tmp_path: Path, cli
     assert done.code == 0, done.err
     view = done.json
     assert (view["kind"], view["state"], view["ended"], view["all"]) == ("search", "running", 2, 6)
-    assert view["best"] == {"metric": "dice/mean", "value": 0.5}
+    assert view["best"] == {"metric": "dice/mean", "value": 0.25}, "what was stopped early is not the best"
     assert [(run["run"], run["step"]) for run in view["runs"]] == [(str(trial.root), 4)]
     shown = cli_here("watch", root, "--once").out
-    assert "2 of 6 trials done, best dice/mean 0.5000" in shown
+    assert "2 of 6 trials done, best dice/mean 0.2500" in shown
     assert "  0001  interrupted" in shown
     assert "4/40 steps" in shown
 
@@ -339,3 +339,14 @@ def test_what_a_job_waits_for_is_said() -> None:
     assert render_line(view) == "r  queued, job 7: the job is pending (Resources)"
     assert not view.is_over
     assert RunView("r", "new", "", job=7, job_state="cancelled").is_over
+
+
+def test_what_a_terminal_has_no_room_for_is_said() -> None:
+    lines = [f"line {number}" for number in range(30)]
+    shown = fitted(lines, width=80, height=24)
+    assert shown == [*lines[:22], "… 8 lines more: in a higher window, or with --once"]
+    assert fitted(lines[:23], width=80, height=24) == lines[:23]
+    assert fitted(["x" * 200, *lines], width=80, height=24)[-2:] == [
+        "line 18",
+        "… 11 lines more: in a higher window, or with --once",
+    ]

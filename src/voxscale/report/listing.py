@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
 from voxscale.launch.outcome import newest_reports, node_failures, read_failure
 from voxscale.launch.slurm import JobState, states_of
+from voxscale.report.trials import SeenTrials
 from voxscale.runs import RunFolder, SearchFolder
-from voxscale.train.events import parse_events, read_events
+from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
 _WHY = 60  # characters
@@ -116,24 +117,13 @@ def describe_search(search: SearchFolder) -> RunRow:
     return RunRow(
         run=str(search.root),
         state=state,
-        step=_num_ended(ledger),
+        step=SeenTrials(ledger).num_ended,
         steps=section.num_points * section.seeds if section is not None else 0,
         metric=best.get("metric"),
         best=best.get("value"),
         age_s=round(max(0.0, time.time() - (search.ledger if ledger else search.config).stat().st_mtime), 1),
         kind="search",
     )
-
-
-def _num_ended(ledger: Iterable[bytes]) -> int:
-    """Trials that have ended; one that was lost may be tried again later."""
-    ended: set[int] = set()
-    for row in parse_events(ledger):
-        if row["event"] == "end":
-            ended.add(row["trial"])
-        elif row["event"] == "again":
-            ended.discard(row["trial"])
-    return len(ended)
 
 
 def describe_run(run: RunFolder) -> RunRow:

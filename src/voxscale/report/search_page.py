@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from voxscale.config.load import read_config, render_fields
 from voxscale.config.schema import Config
+from voxscale.config.search import Search
 from voxscale.errors import VoxscaleError
-from voxscale.files import read_csv
 from voxscale.report.blocks import (
     Block,
     Section,
+    attempted,
     column,
     curve,
     facts,
@@ -25,105 +29,162 @@ from voxscale.report.blocks import (
 )
 from voxscale.report.forecast import duration
 from voxscale.report.learning import points
-from voxscale.report.private import without_places
-from voxscale.report.reading import ReadRun, as_number, read_object
+from voxscale.report.private import without_folders, without_places
+from voxscale.report.reading import ReadRun
 from voxscale.report.run_page import page_of
 from voxscale.report.settings import code_block, differences_block, shown_fields
+from voxscale.report.trials import SeenTrial, SeenTrials
 from voxscale.runs import RunFolder, SearchFolder
 
 _CURVES = 12  # of the best trials
 _CHOICES = 6  # that an axis names one by one
-_ABOUT = ("trial", "state", "steps", "wall_s", "configuration", "seed", "run", "why")
 
 
 def search_page(search: SearchFolder) -> dict[str, Any]:
-    metrics = read_object(RunFolder(search.root), "metrics")
-    trials = _trials(search)
-    metric = str(metrics.get("metric", ""))
-    fields = [name for name in (trials[0] if trials else {}) if name not in (*_ABOUT, metric)]
-    state = ReadRun(RunFolder(search.root)).row.state
+    seen = _Seen(ReadRun(RunFolder(search.root)), search)
     sections = [
-        section("", facts(_headline(metrics))),
-        _fields_section(trials, fields, metric, minimal=metrics.get("mode") == "min"),
-        section("Trials", _table(trials, fields, metric, minimal=metrics.get("mode") == "min")),
-        _curves(search, trials, metric, minimal=metrics.get("mode") == "min"),
-        _best_section(search),
+        attempted("Headline", lambda: section("", facts(_headline(seen)))),
+        attempted("Fields and results", _fields_section, seen),
+        attempted("Trials", lambda: section("Trials", _table(seen))),
+        attempted("Learning curves", _curves, seen),
+        attempted("Best config", _best_section, search),
     ]
-    return page_of(search.root.name, "search", state, sections)
+    return page_of(search.root.name, "search", seen.state, sections, damaged=seen.read.damaged)
 
 
-def _trials(search: SearchFolder) -> list[dict[str, str]]:
-    try:
-        trials = read_csv(search.table)
-        return [
-            {**each, "why": without_places(each.get("why", ""), search.trial(int(each["trial"])))} for each in trials
-        ]
-    except (OSError, ValueError, KeyError):
-        return []
+@dataclass(frozen=True)
+class _Seen:
+    """A search as its config and its ledger tell of it, which are there from its first trial on."""
+
+    read: ReadRun
+    search: SearchFolder
+
+    @cached_property
+    def section(self) -> Search | None:
+        try:
+            return read_config(self.search.config).search
+        except (OSError, VoxscaleError):
+            return None
+
+    @property
+    def state(self) -> str:
+        return self.read.row.state
+
+    @property
+    def metric(self) -> str:
+        chosen = self.section.metric if self.section is not None else None
+        return chosen or str(self.read.metrics.get("metric", "metric"))
+
+    @property
+    def minimal(self) -> bool:
+        return self.section is not None and self.section.direction == "min"
+
+    @property
+    def num_trials(self) -> int:
+        planned = self.section.num_points * self.section.seeds if self.section is not None else 0
+        return max(planned, len(self.trials.all))
+
+    @cached_property
+    def trials(self) -> SeenTrials:
+        """Those that run are as far as their folders say, and interrupted if nobody searches any more."""
+        try:
+            trials = SeenTrials(self.search.ledger.read_bytes().splitlines())
+        except OSError:
+            return SeenTrials()
+        for trial in trials.all:
+            run = self.search.trial(trial.index)
+            trial.why = without_places(trial.why, run)
+            if trial.state == "running":
+                trial.state = "running" if self.state == "running" else "interrupted"
+                trial.steps = ReadRun(run).row.step
+        return trials
+
+    @property
+    def fields(self) -> list[str]:
+        return list(dict.fromkeys(name for trial in self.trials.all for name in trial.params))
+
+    @property
+    def valued(self) -> list[tuple[float, SeenTrial]]:
+        return [(trial.value, trial) for trial in self.trials.all if trial.value is not None]
 
 
-def _headline(metrics: dict[str, Any]) -> list[tuple[str, str, str] | None]:
-    counts = metrics.get("trials") or {}
-    best = metrics.get("best")
-    others = ", ".join(f"{count} {state}" for state, count in counts.items() if state != "all")
+def _headline(seen: _Seen) -> list[tuple[str, str, str] | None]:
+    metrics, trials = seen.read.metrics, seen.trials
+    best = trials.best("min" if seen.minimal else "max")
+    chosen = metrics.get("best") or ({"trial": best.index, "value": best.value, "params": best.params} if best else {})
+    counts = Counter(trial.state for trial in trials.all)
+    steps = sum(trial.steps for trial in trials.all)
     return [
-        (f"best {metrics.get('metric')}", number(best["value"]), f"trial {best['trial']}") if best else None,
-        ("trials", str(counts.get("all", "–")), others),
-        ("steps", f"{metrics['steps']:,}", "of all trials") if metrics.get("steps") else None,
+        (f"best {seen.metric}", number(chosen["value"]), f"trial {chosen['trial']}") if chosen else None,
+        ("trials", str(seen.num_trials), ", ".join(f"{count} {state}" for state, count in counts.items())),
+        ("steps", f"{steps:,}", "of all trials") if steps else None,
         ("time", duration(metrics["wall_s"]), "") if metrics.get("wall_s") else None,
-        *((name, words(value), "of the best trial") for name, value in (best or {}).get("params", {}).items()),
+        *((name, _text(value), "of the best trial") for name, value in chosen.get("params", {}).items()),
     ]
 
 
-def _table(trials: list[dict[str, str]], fields: list[str], metric: str, *, minimal: bool) -> Block | None:
-    numeric = {name for name in (*fields, metric) if any(as_number(trial.get(name)) is not None for trial in trials)}
-    columns = {
-        "trial": column("trial", number=True),
-        "state": column("state"),
-        **{name: column(name, number=name in numeric, unit=unit_of(name)) for name in (metric, *fields)},
-        "steps": column("steps", number=True),
-        "wall_s": column("time", number=True, unit="s"),
-        "why": column("why"),
-    }
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(value: Any) -> str:
+    return words(without_folders(value))
+
+
+def _table(seen: _Seen) -> Block | None:
+    trials = seen.trials.all
+    values = {name: [trial.params.get(name) for trial in trials] for name in seen.fields}
+    numeric = {name for name, found in values.items() if all(value is None or _is_number(value) for value in found)}
+    columns = [
+        column("trial", number=True),
+        column("state"),
+        column(seen.metric, number=True, unit=unit_of(seen.metric)),
+        *(column(name, number=name in numeric) for name in seen.fields),
+        column("steps", number=True),
+        column("time", number=True, unit="s"),
+        column("why"),
+    ]
     rows = [
-        [as_number(trial.get(name)) if c["number"] else trial.get(name, "") for name, c in columns.items()]
+        [
+            *(trial.index, trial.state, trial.value),
+            *(value if name in numeric else _text(value) for name in seen.fields for value in [trial.params.get(name)]),
+            *(trial.steps, trial.wall_s, trial.why),
+        ]
         for trial in trials
     ]
-    return table(list(columns.values()), rows, sort=metric, descending=not minimal, search=len(rows) > 8)
+    return table(columns, rows, sort=seen.metric, descending=not seen.minimal, search=len(rows) > 8)
 
 
-def _fields_section(trials: list[dict[str, str]], fields: list[str], metric: str, *, minimal: bool) -> Section | None:
-    known = [trial for trial in trials if as_number(trial.get(metric)) is not None]
+def _fields_section(seen: _Seen) -> Section | None:
+    known, metric = seen.valued, seen.metric
     if not known:
         return None
     axes: list[Block] = []
-    for name in (*fields, metric):
-        cells = [trial.get(name, "") for trial in known]
-        numbers = [value for cell in cells if (value := as_number(cell)) is not None]
-        is_number = len(numbers) == len(cells)
-        axis = {"name": name, "number": is_number, "values": numbers if is_number else cells}
-        axes.append({**axis, **(ticks_of(numbers) if is_number else {})})
-    parallel: Block = {
-        "type": "parallel",
-        "title": "Parallel coordinates",
-        "axes": axes,
-        "names": [f"trial {trial['trial']}" for trial in known],
-        "minimal": minimal,
-    }
+    names = [f"trial {trial.index}" for _, trial in known]
+    for name in seen.fields:
+        values = [trial.params.get(name) for _, trial in known]
+        numbers = [float(value) for value in values if isinstance(value, int | float) and _is_number(value)]
+        if len(numbers) == len(values):
+            axes.append({"name": name, "number": True, "values": numbers, **ticks_of(numbers)})
+        else:
+            axes.append({"name": name, "number": False, "values": list(map(_text, values))})
+    results = [value for value, _ in known]
+    last = {"name": metric, "number": True, "values": results, **ticks_of(results)}
     drawn = [
         plot(
             f"{metric} over {axis['name']}",
             str(axis["name"]),
             with_unit(metric),
-            [curve("trials", axis["values"], axes[-1]["values"], "points", tips=parallel["names"])],
+            [curve("trials", axis["values"], results, "points", tips=names)],
             log_x=_is_wide(axis["values"]),
             whole=axis["whole"],
             choices=axis["choices"],
         )
-        for axis in axes[:-1]
+        for axis in axes
         if axis["number"]
     ]
-    return section("Fields and results", parallel, *drawn)
+    parallel = {"type": "parallel", "title": "Parallel coordinates", "axes": [*axes, last], "names": names}
+    return section("Fields and results", {**parallel, "minimal": seen.minimal}, *drawn)
 
 
 def ticks_of(values: Sequence[float]) -> dict[str, Any]:
@@ -138,15 +199,21 @@ def _is_wide(values: Any) -> bool:
     return bool(min(values) > 0 and max(values) / min(values) > 20)
 
 
-def _curves(search: SearchFolder, trials: list[dict[str, str]], metric: str, *, minimal: bool) -> Section | None:
-    known = [(value, int(t["trial"])) for t in trials if (value := as_number(t.get(metric))) is not None]
-    best = sorted(known, reverse=not minimal)[:_CURVES]
+def _curves(seen: _Seen) -> Section | None:
+    """Of the best trials, then of those that have no value yet."""
+    best = [trial for _, trial in sorted(seen.valued, key=lambda each: each[0], reverse=not seen.minimal)]
+    drawn = [*best, *(trial for trial in seen.trials.all if trial.steps and trial.value is None)]
     series = [
-        points(ReadRun(search.trial(index)).of_kind("validate"), metric, f"trial {index}", kind="both")
-        for _, index in best
+        points(
+            ReadRun(seen.search.trial(trial.index)).of_kind("validate"),
+            seen.metric,
+            f"trial {trial.index}",
+            kind="both",
+        )
+        for trial in drawn[:_CURVES]
     ]
-    title = f"Validation: {metric}" + (f" of the best {_CURVES}" if len(known) > _CURVES else "")
-    return section("Learning curves", plot(title, "step", with_unit(metric), series))
+    title = f"Validation: {seen.metric}" + (f" of the best {_CURVES}" if len(drawn) > _CURVES else "")
+    return section("Learning curves", plot(title, "step", with_unit(seen.metric), series))
 
 
 def _best_section(search: SearchFolder) -> Section | None:

@@ -22,6 +22,16 @@ def render_view(view: View) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def fitted(lines: Sequence[str], width: int, height: int) -> list[str]:
+    """As many of the lines as a terminal has room for, broken where they are too long, and how many are left out."""
+    rows = [max(1, -(-len(line) // width)) for line in lines]
+    if sum(rows) < height:
+        return list(lines)
+    room = height - 2  # for what is left out, and the cursor
+    shown = max((count for count in range(1, len(lines)) if sum(rows[:count]) <= room), default=1)
+    return [*lines[:shown], f"… {len(lines) - shown} lines more: in a higher window, or with --once"]
+
+
 def render_line(view: View) -> str:
     """The present state in one line."""
     if isinstance(view, GroupView):

@@ -25,8 +25,8 @@ from voxscale.report.listing import (
     state_of,
     why_failed,
 )
+from voxscale.report.trials import SeenTrials
 from voxscale.runs import RunFolder, SearchFolder, runs_of
-from voxscale.train.events import parse_events
 
 _PARTS = 40  # of a curve
 _ASK_S = 5.0  # between questions to the scheduler
@@ -189,41 +189,29 @@ class WatchedSearch:
 
     def __init__(self, search: SearchFolder, environ: Mapping[str, str]) -> None:
         self._search, self._environ = search, environ
-        self._ledger = NewLines(search.ledger)
+        self._ledger, self._trials = NewLines(search.ledger), SeenTrials()
         self._running: dict[int, WatchedRun] = {}
-        self._values: list[float] = []
         self._queue = _Queue(RunFolder(search.root), environ)
 
     def look(self) -> GroupView:
-        for row in parse_events(self._ledger.read()):
-            self._take_in(row)
+        self._trials.take_in(self._ledger.read())
         described = describe_search(self._search)
         queue = self._queue.ask(described.state)
         state, why = described.state, ""
         if queue.state is not None and is_carried_on(state, queue.state):
             state = "queued" if queue.state.state == "PENDING" else "running"
             why = f"job {queue.job.id if queue.job else ''} is {queue.state}"
-        runs = [run.look() for _, run in sorted(self._running.items())] if state == "running" else []
+        self._running = {
+            index: self._running.get(index) or WatchedRun(self._search.trial(index), self._environ)
+            for index in self._trials.running
+        }
+        runs = [run.look() for run in self._running.values()] if state == "running" else []
         return GroupView(described.run, "search", state, described.step, described.steps, self._best(), runs, why)
-
-    def _take_in(self, row: dict[str, Any]) -> None:
-        trial = int(row.get("trial", -1))
-        match row["event"]:
-            case "start":
-                self._running[trial] = WatchedRun(self._search.trial(trial), self._environ)
-            case "lost":
-                self._running.pop(trial, None)
-            case "end":
-                self._running.pop(trial, None)
-                if isinstance(row.get("value"), int | float):
-                    self._values.append(row["value"])
 
     def _best(self) -> dict[str, Any] | None:
         section = read_config(self._search.config).search
-        if section is None or not self._values:
-            return None
-        best = max(self._values) if section.direction == "max" else min(self._values)
-        return {"metric": section.metric, "value": best}
+        best = self._trials.best(section.direction) if section is not None else None
+        return {"metric": section.metric, "value": best.value} if section is not None and best is not None else None
 
 
 class WatchedFolds:

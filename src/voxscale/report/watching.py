@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from voxscale.errors import StoppedEarly, TrainingError
-from voxscale.report.watch_text import render_line, render_view
+from voxscale.report.watch_text import fitted, render_line, render_view
 from voxscale.report.watched import GroupView, View, Watched
 from voxscale.terminal import is_terminal
 
@@ -66,7 +66,7 @@ def _screen() -> Iterator[Show]:
     with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
 
         def show(view: View) -> None:
-            first, *rest = render_view(view)
+            first, *rest = fitted(render_view(view), live.console.width, live.console.height)
             picture = Text(f"{first}\n", style="bold", overflow="fold")  # a long path must not hide the state
             live.update(picture.append("\n".join(rest), style="not bold"), refresh=True)
 
