@@ -20,6 +20,7 @@ from voxscale.files import remove, remove_temporaries, write_json
 from voxscale.parallel import World
 from voxscale.runs import RunFolder
 from voxscale.train.memory import MemoryWatch, resident_bytes
+from voxscale.train.nvml import busy_percent, open_nvml
 
 EVERY_S = 5.0
 _LOOK_S = 0.5  # between looks at the memory, for its peak
@@ -98,18 +99,11 @@ class _Usage:
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
     return {
         "allocated_bytes": torch.cuda.memory_allocated(device),
         "reserved_bytes": torch.cuda.memory_reserved(device),
         "peak_bytes": torch.cuda.max_memory_allocated(device),
-        "total_bytes": torch.cuda.get_device_properties(device).total_memory,
-        "utilisation_percent": _utilisation(device),
+        "total_bytes": properties.total_memory,
+        "utilisation_percent": busy_percent(open_nvml(), str(properties.uuid)),
     }
-
-
-def _utilisation(device: torch.device) -> int | None:
-    """Of the last moments, as NVML says; None where that is not installed."""
-    try:
-        return int(torch.cuda.utilization(device))
-    except Exception:  # whatever is amiss with a library or a driver, training goes on
-        return None
