@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import nibabel as nib
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from voxscale.data.cases import Manifest
 from voxscale.data.formats import find_cases
 from voxscale.data.preprocess import preprocess
 from voxscale.data.shelf import list_stores, prune_stores, stage_store
-from voxscale.data.store import DamagedStore, Store, open_store
+from voxscale.data.store import Checksums, DamagedStore, Store, open_store
 from voxscale.data.volumes import read_case
 from voxscale.errors import DataError, InfrastructureError
 from voxscale.files import read_json
@@ -201,6 +202,21 @@ def test_no_flipped_bit_in_the_small_files_goes_unnoticed(name: str, store: Stor
             reader.places(0, 1) if name == "places.npy" else reader.geometry(0)
         with pytest.raises(DataError, match=f"{name} is damaged"):
             reader.verify(0)
+
+
+def test_an_array_that_holds_code_is_not_run(store: Store, tmp_path: Path) -> None:
+    """In a shared folder others may put any file in the place of one; after its first read, no sum stands before it."""
+    image = store.read_image(0)
+    path, ran = store.folder / "cases" / store.id(0) / "image.b2nd", tmp_path / "ran"
+    hostile = blosc2.asarray(image, chunks=image.shape, meta={"LazyArray": 2})
+    code = f"def run(inputs, output, offset):\n    open({str(ran)!r}, 'w')"
+    hostile.schunk.vlmeta["_LazyArray"] = {"UDF": code, "name": "run", "operands": {}, "dtype": "float32"}
+    path.write_bytes(hostile.to_cframe())
+    with pytest.raises(DataError, match=f"case {store.id(0)}: image.b2nd is damaged: found a file of another kind"):
+        store.read_image(0)
+    with pytest.raises(ValueError, match="another kind"):
+        Checksums.of(path)
+    assert not ran.exists()
 
 
 def test_index_json_cannot_be_altered(store: Store) -> None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import blosc2
 import google_crc32c
 import numpy as np
+from blosc2 import blosc2_ext
 from blosc2.blosc2_ext import NDArray as NDArrayBase
 from numpy.typing import NDArray
 
@@ -341,7 +341,14 @@ def _frame_sum(path: Path, head_bytes: int, tail_bytes: int) -> int:
 
 
 def _open_array(path: Path) -> Any:
-    return blosc2.open(str(path), mode="r", mmap_mode="r", dparams={"nthreads": 1})
+    """An array of numbers and nothing else: `blosc2.open` would make of a file whatever its metadata ask for.
+
+    Lazy arrays among them, which hold code, and proxies, which name other files and hosts.
+    """
+    opened = blosc2_ext.open(str(path), "r", 0, mmap_mode="r", dparams={"nthreads": 1})
+    if not isinstance(opened, NDArrayBase) or set(opened.schunk.meta) != {"b2nd"}:
+        raise ValueError("found a file of another kind, expected an array of numbers")
+    return opened
 
 
 def _fill(out: NDArray[Any], opened: Any, ends: Sequence[tuple[int, int]]) -> None:
