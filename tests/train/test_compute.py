@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from conftest import Cli, Finished, tiny_config
 from voxscale.checkpoint import digest_of, load_checkpoint
-from voxscale.errors import StoppedEarly
+from voxscale.errors import InfrastructureError, StoppedEarly
 from voxscale.train import probe
+from voxscale.train.compute import Compute
 from voxscale.train.events import read_events
 
 STEPS = 4
@@ -38,6 +42,28 @@ def train(dataset: Path, tmp_path: Path, cli_here: Cli) -> Callable[..., Path]:
         return tmp_path / name
 
     return start
+
+
+def test_compiled_code_is_kept_where_others_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler unpickles what it finds; by itself it looks in a folder that anyone can make."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "voxscale" / "compiled" / platform.node()
+    folder.mkdir(mode=0o777, parents=True)
+    network = torch.nn.Linear(1, 1)
+    Compute(torch.device("cpu")).trainable(network)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == ""
+    Compute(torch.device("cpu"), compile=True).trainable(network)
+    assert cache_dir() == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/the/users/choice")
+    Compute(torch.device("cpu"), compile=True).trainable(network)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/the/users/choice"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InfrastructureError, match="compiled code cannot be kept there"):
+        Compute(torch.device("cpu"), compile=True).trainable(network)
 
 
 def losses(run: Path) -> list[float]:

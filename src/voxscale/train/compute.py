@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from voxscale.config.schema import Train
+from voxscale.data.build import default_store
+from voxscale.errors import InfrastructureError
 
+COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's code goes there too
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,7 +40,10 @@ class Compute:
 
     def trainable(self, model: torch.nn.Module) -> torch.nn.Module:
         """What a training step calls: the model, or a compiled form that shares its parameters."""
-        compiled: torch.nn.Module = torch.compile(model, dynamic=False) if self.compile else model  # type: ignore[assignment]
+        if not self.compile:
+            return model
+        _own_compiled_code()
+        compiled: torch.nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
         return compiled
 
     def run(self, model: torch.nn.Module, image: torch.Tensor, *features: torch.Tensor) -> torch.Tensor:
@@ -52,6 +60,25 @@ class Compute:
     @property
     def _layout(self) -> torch.memory_format:
         return torch.channels_last_3d if self.channels_last else torch.contiguous_format
+
+
+def _own_compiled_code() -> None:
+    """Let the compiler keep its work where others cannot write, unless the user has named a place.
+
+    It unpickles what it finds there, and by itself takes a folder among temporary ones whose name all can guess.
+    """
+    if os.environ.get(COMPILED_CODE):
+        return
+    folder = default_store(os.environ).with_name("compiled") / platform.node()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # refused of a folder that is another user's
+    except OSError as error:
+        raise InfrastructureError(
+            f"{folder}: compiled code cannot be kept there: {error.strerror}",
+            fix=f"set {COMPILED_CODE} to a folder of your own, or train.compile=false",
+        ) from error
+    os.environ[COMPILED_CODE] = str(folder)
 
 
 @contextmanager
