@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 import resource
 import struct
 import subprocess
@@ -242,29 +243,63 @@ def test_extensions_of_the_header_are_passed_over(tmp_path: Path) -> None:
     assert outcome(tmp_path / "v.nii.gz") == "same"
 
 
-def test_a_decompression_bomb_is_refused_with_little_memory(tmp_path: Path) -> None:
-    """4 GiB of zeros behind a header of 210 voxels, read in a process that may have only 1 GiB."""
-    header = save(tmp_path / "v.nii").read_bytes()[:352]
-    member = gzip.compress(bytes(2**26))
-    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(header) + 64 * member)
-    assert (tmp_path / "bomb.nii.gz").stat().st_size < 5_000_000
-    code = (
-        "import resource, sys; from pathlib import Path; from voxscale.data.volumes import read_volume\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: read_volume(Path(sys.argv[1]))\n"
-        "except ValueError as error: print(error)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    )
+_READ_AND_SAY = (
+    "import resource, sys; from pathlib import Path; from voxscale.data.volumes import read_volume\n"
+    "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    "try: read_volume(Path(sys.argv[1]))\n"
+    "except ValueError as error: print(error)\n"
+    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+)
+
+
+def read_in_a_gigabyte(path: Path) -> str:
+    """What is said of a file in a process that may have only 1 GiB, and takes next to nothing of it."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "bomb.nii.gz"],
+        [sys.executable, "-c", _READ_AND_SAY, path],
         capture_output=True, text=True, timeout=60, check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30)),
     )  # fmt: skip
     said, grown_kb = done.stdout.splitlines()
-    assert said == "holds more than the 772 bytes that its header promises"
     assert int(grown_kb) < 50_000
     assert time.monotonic() - began < 20
+    return said
+
+
+def test_a_decompression_bomb_is_refused_with_little_memory(tmp_path: Path) -> None:
+    """4 GiB of zeros behind a header of 210 voxels."""
+    header = save(tmp_path / "v.nii").read_bytes()[:352]
+    member = gzip.compress(bytes(2**26))
+    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(header) + 64 * member)
+    assert (tmp_path / "bomb.nii.gz").stat().st_size < 5_000_000
+    assert read_in_a_gigabyte(tmp_path / "bomb.nii.gz") == "holds more than the 772 bytes that its header promises"
+
+
+def test_an_honest_decompression_bomb_is_refused_with_little_memory(tmp_path: Path) -> None:
+    """256 MiB of zeros, as promised, become five times as much once they are numbers to compute with."""
+    header = nib.Nifti1Image(np.broadcast_to(np.uint8(0), (1024, 512, 512)), AFFINE).header
+    header["vox_offset"] = 352
+    zeros = gzip.compress(bytes(2**26))
+    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(header.binaryblock + bytes(4)) + 4 * zeros)
+    assert (tmp_path / "bomb.nii.gz").stat().st_size < 300_000
+    said = read_in_a_gigabyte(tmp_path / "bomb.nii.gz")
+    assert re.fullmatch(r"its \(1024, 512, 512\) voxels take 1,342,177,280 bytes of memory, [0-9,]+ are free", said)
+
+
+def test_a_header_cannot_promise_more_bytes_than_a_volume_may_have(tmp_path: Path) -> None:
+    header = nib.Nifti1Header()
+    header.set_data_dtype(np.float64)
+    header.set_data_shape((2048, 1024, 1024))
+    (tmp_path / "v.nii").write_bytes(header.binaryblock + bytes(4))
+    with pytest.raises(ValueError, match="the header promises 17,179,869,184 bytes of voxels, more than 8,589,934,592"):
+        read_volume(tmp_path / "v.nii")
+
+
+def test_an_empty_label_packs_as_well_as_a_bomb_and_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "v.nii.gz"
+    path.write_bytes(gzip.compress(save(tmp_path / "v.nii", np.zeros((256, 256, 64), np.uint8)).read_bytes()))
+    assert 2**22 / path.stat().st_size > 900, "nothing packs better: no ratio tells one from the other"
+    assert not read_volume(path)[0].any()
 
 
 @pytest.fixture

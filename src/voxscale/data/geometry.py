@@ -18,6 +18,7 @@ from voxscale.config.data import Data
 from voxscale.errors import DataError
 
 MAX_VOXELS = 2**31  # a header that promises more is taken for a decompression bomb
+MAX_BYTES = 4 * MAX_VOXELS
 
 Shape = tuple[int, int, int]
 Range = tuple[int, int]

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from voxscale.data.cases import Case
 from voxscale.data.findings import ERROR, WARNING, Finding
-from voxscale.data.geometry import MAX_VOXELS
+from voxscale.data.geometry import MAX_BYTES, MAX_VOXELS
 from voxscale.data.images import is_image, read_cifar10_record, read_image
 from voxscale.data.tfrecord import read_record
 from voxscale.errors import DataError
+from voxscale.memory import available_memory
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
@@ -32,6 +33,7 @@ Affine = NDArray[np.float64]
 _ROUNDING = 1e-3  # what files with a scale factor leave of whole numbers
 _BLOCK = 1 << 20
 _MAX_OFFSET = 1 << 24  # header extensions
+_FLOAT_BYTES = 4
 _LONGEST = 1e9  # edge of a voxel, in whatever unit
 _UNHEARD = logging.Logger("unheard", level=logging.CRITICAL + 1)  # nibabel prints what it mends in a header
 _REPLACE = "replace the file, or take the case out"
@@ -279,10 +281,16 @@ def _layout(header: Any) -> tuple[tuple[int, ...], int, int]:
     dtype = header.get_data_dtype()
     if dtype.kind not in "iuf":
         raise ValueError(f"found voxels of type {dtype}, expected numbers")
+    content = voxels * int(dtype.itemsize)
+    if content > MAX_BYTES:
+        raise ValueError(f"the header promises {content:,} bytes of voxels, more than {MAX_BYTES:,}")
+    # Whoever reads it needs it as float32 too. How well a file packs says nothing: a real empty label packs as a bomb.
+    if (needed := content + voxels * _FLOAT_BYTES) > (free := available_memory()):
+        raise ValueError(f"its {shape} voxels take {needed:,} bytes of memory, {free:,} are free")
     offset = float(header["vox_offset"])
     if not header.single_vox_offset <= offset <= _MAX_OFFSET:
         raise ValueError(f"its voxels begin at byte {offset:g}")
-    return shape, int(offset), int(offset) + voxels * int(dtype.itemsize)
+    return shape, int(offset), int(offset) + content
 
 
 def _rest(start: bytes, stream: BinaryIO, expected: int) -> bytearray:

@@ -1,0 +1,68 @@
+"""How much memory this process may still take: of what the machine has free, and of what its limits leave."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # each with its field of /proc/self/statm
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_memory(system: Path = Path("/")) -> int:
+    """Bytes. What cannot be read limits nothing; with no limit at all it is all that a machine can address."""
+    return max(0, min([*_of_machine(system), *_of_groups(system), *_of_limits()], default=2**63))
+
+
+def _of_machine(system: Path) -> Iterator[int]:
+    found = _numbers(system / "proc/meminfo").get("MemAvailable:")
+    if found is not None:
+        yield found * 1024
+
+
+def _of_groups(system: Path) -> Iterator[int]:
+    """Of a job's or a container's cgroup and all above it, of either version."""
+    try:
+        lines = (system / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for number, kinds, path in (line.split(":", 2) for line in lines):
+        if number == "0":
+            root, names = system / "sys/fs/cgroup", _V2
+        elif "memory" in kinds.split(","):
+            root, names = system / "sys/fs/cgroup/memory", _V1
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root) and (left := _left_in(folder, *names)) is not None:
+                yield left
+
+
+def _left_in(folder: Path, limit: str, used: str, reclaimed: str) -> int | None:
+    """What a group may still take; files that it has read are let go of when memory is short."""
+    try:
+        most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+    except (OSError, ValueError):  # no such group in sight, or `max`
+        return None
+    return most - taken + _numbers(folder / "memory.stat").get(reclaimed, 0)
+
+
+def _of_limits() -> Iterator[int]:
+    pages = [int(word) for word in Path("/proc/self/statm").read_text().split()]
+    for limit, field in _LIMITS:
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            yield most - pages[field] * os.sysconf("SC_PAGE_SIZE")
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
