@@ -153,36 +153,39 @@ class Pace:
     def __init__(self, world: World, device: torch.device) -> None:
         self._world, self._device = world, device
         self._round: tuple[Any, torch.Tensor] | None = None
+        self.is_cut_short = False  # a rank is done before its work is: the others may leave theirs
 
     def advance(self) -> None:
         """A piece of work is done. Raises LostContactError if another rank has not done one for too long."""
         if self._world.size > 1 and (self._round is None or self._round[0].is_completed()):
             self._end()
-            self._begin(is_done=False)
+            self._begin()
 
-    def finish(self) -> None:
+    def finish(self, *, cuts_short: bool = False) -> None:
         """All work of this rank is done: wait for the others'. Raises LostContactError as `advance` does."""
         if self._world.size > 1:
             self._end()
             while True:
-                self._begin(is_done=True)
+                self._begin(is_done=True, cuts_short=cuts_short)
                 if self._end() == self._world.size:
                     return
 
-    def _begin(self, *, is_done: bool) -> None:
-        done = torch.tensor([int(is_done)], device=self._device)
-        self._round = dist.all_reduce(done, async_op=True), done
+    def _begin(self, *, is_done: bool = False, cuts_short: bool = False) -> None:
+        counts = torch.tensor([int(is_done), int(cuts_short)], device=self._device)
+        self._round = dist.all_reduce(counts, async_op=True), counts
 
     def _end(self) -> int:
         """How many ranks are done."""
         if self._round is None:
             return 0
-        (work, done), self._round = self._round, None
+        (work, counts), self._round = self._round, None
         try:
             work.wait()
         except RuntimeError as error:
             raise lost_contact(error) or LostContactError(f"{ANOTHER_RANK} is gone") from error
-        return int(done.item())
+        num_done, num_cutting = counts.tolist()
+        self.is_cut_short = num_cutting > 0
+        return int(num_done)
 
 
 def gather_records(

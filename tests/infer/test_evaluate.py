@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,7 @@ from voxscale.infer.windows import Windows, predict_volume
 from voxscale.parallel import World
 from voxscale.tasks import VolumeTask, build_task
 from voxscale.tasks.summary import Row, summarise
+from voxscale.train.stop import StopRequest
 
 CPU = torch.device("cpu")
 WINDOWS = Windows((16, 16, 8), overlap=0.25)
@@ -90,17 +93,22 @@ def test_surfaces_are_left_out_where_not_asked_for(task: VolumeTask, store: Stor
     assert set(row) == {"case", "patient", "split", *task.metrics(full=False)}
 
 
-def test_a_reason_to_stop_is_heard_between_cases(task: VolumeTask, store: Store, cases: list[Case]) -> None:
-    seen: list[str] = []
-    with pytest.raises(StoppedEarly, match="stopped while evaluating .signal SIGTERM"):
-        evaluate(
-            task,
-            store,
-            cases,
-            keep=lambda case, _: seen.append(case.id),
-            stop=lambda: "signal SIGTERM" * (len(seen) == 2),
-        )
-    assert len(seen) == 2
+def test_a_signal_is_heard_between_windows(task: VolumeTask, store: Store, cases: list[Case]) -> None:
+    stop, seen = StopRequest(None), 0
+
+    def signalled(image: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return network(image)
+
+    before = signal.getsignal(signal.SIGTERM)
+    measure = of_volumes(Ensemble.of_one(stop.heeded(signalled), WINDOWS, CPU), task, store, full=True)
+    with stop.on_signals(), pytest.raises(StoppedEarly, match="stopped while evaluating .signal SIGTERM"):
+        evaluate_cases(measure, store, cases, world=World(), device=CPU)
+    signal.signal(signal.SIGTERM, before)
+    assert seen == 2, "a case has more windows than that"
 
 
 def test_half_precision_needs_no_copy_of_the_image(task: VolumeTask) -> None:
@@ -126,7 +134,7 @@ def test_tables_hold_every_digit(task: VolumeTask, store: Store, cases: list[Cas
 
 
 RANKS = """
-import json, os, sys, torch
+import json, os, sys, time, torch
 from pathlib import Path
 from voxscale.config.load import make_config
 from voxscale.data.cases import Case
@@ -145,6 +153,16 @@ windows = Windows(tuple(given["window"]), overlap=given["overlap"])
 
 def network(image):
     return image[:, :1] - 0.5
+
+windows_seen = 0
+
+def stopped(image):
+    global windows_seen
+    windows_seen += 1
+    if world.rank == 1:
+        raise StoppedEarly("stopped by a signal")
+    time.sleep(0.01)  # rank 1 hears it meanwhile
+    return network(image)
 
 def failing(image):
     if world.rank == 1:
@@ -166,6 +184,8 @@ with joined(world, backend="gloo", device=device, timeout_s=60):
         "one": attempt(network, given["store"], given["cases"][:1]),
         "damaged": attempt(network, given["damaged"], given["cases"]),
         "failing": attempt(failing, given["store"], given["cases"]),
+        "stopped": attempt(stopped, given["store"], given["cases"]),
+        "windows seen": windows_seen,
     }
     Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(found))
 leave(0)
@@ -183,6 +203,21 @@ def damaged(store: Store, cases: list[Case], tmp_path_factory: pytest.TempPathFa
         content[len(content) // 2] ^= 255
         path.write_bytes(content)
     return open_store(folder)
+
+
+def windows_of(cases: Sequence[Case], store: Store) -> int:
+    """How many windows are looked through in all."""
+    seen = 0
+
+    def counting(image: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += 1
+        return network(image)
+
+    for case in cases:
+        image = torch.from_numpy(store.read_image(store.row(case.id))).float()
+        predict_volume(counting, image, WINDOWS)
+    return seen
 
 
 def test_a_damaged_case_is_named(task: VolumeTask, damaged: Store, cases: list[Case]) -> None:
@@ -222,6 +257,10 @@ def test_ranks_agree_on_rows_and_failures(
     kind, message = found[0]["failing"]
     assert kind == "TrainingError"
     assert "failed on rank 1: RuntimeError: no such kernel" in message
+    assert [each["stopped"] for each in found] == 2 * [["StoppedEarly", "stopped by a signal"]]
+    a_case, its_share = windows_of(cases[:1], store), windows_of(share_cases(cases, store, 2)[0], store)
+    assert found[1]["windows seen"] == 1
+    assert found[0]["windows seen"] <= 2 * a_case < its_share, "the one that heard nothing is told"
 
 
 @given(some.lists(some.integers(1, 50), max_size=30), some.integers(1, 9))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from yaml import safe_dump
 
 from conftest import Cli, tiny_config
@@ -31,6 +32,7 @@ def alone(cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory
     config.write_text(safe_dump(tiny_config(dataset, **FIELDS)))
     done = cli_here("train", config, "--devices", 1, "--run", run)
     assert done.code == 0, done.err
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "what is not deterministic is refused"
     return run
 
 

@@ -22,6 +22,9 @@ from voxscale.train.events import read_events
 WriteConfig = Callable[..., Path]
 
 OWN_MODELS = """
+import os, signal
+from pathlib import Path
+
 import torch
 
 class Tied(torch.nn.Module):
@@ -38,6 +41,18 @@ class Tied(torch.nn.Module):
 
     def forward(self, image):
         return self.last(self.again(torch.relu(self.middle(self.norm(self.first(image))))))
+
+class Told(Tied):
+    '''Its process is told to stop at the first window that it is evaluated on.'''
+
+    def forward(self, image):
+        if not self.training:
+            windows = Path(__file__).with_name("windows")
+            with windows.open("a") as seen:
+                seen.write(".")
+            if windows.read_text() == ".":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(image)
 
 class Steep(Tied):
     '''The loss is finite, the gradient is not.'''
@@ -73,16 +88,43 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.ranks
 def test_any_network_is_saved_as_it_was_scored_on_ranks(
-    train: Callable[..., Finished], own_models: None, tmp_path: Path, cli_here: Cli
+    train: Callable[..., Finished],
+    own_models: None,
+    tmp_path: Path,
+    cli_here: Cli,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Running statistics differ between ranks; what is scored is what is saved."""
-    model = {"name": "own_nets:Tied", "batch_statistics": True}
-    done = train("run", devices=2, model=model)
+    done = train("run", devices=2, model={"name": "own_nets:Tied"})
     assert done.code == 0, done.err
+    assert "batch norm (norm): each rank has its own statistics" in capfd.readouterr().err
     again = cli_here("evaluate", tmp_path / "run")
     assert again.code == 0, again.err
     table = (tmp_path / "run" / "cases.csv").read_text()
     assert (tmp_path / "run" / "evaluations" / "val" / "cases.csv").read_text() == table
+
+
+def test_a_signal_during_validation_saves_within_a_window(
+    train: Callable[..., Finished], own_models: None, tmp_path: Path
+) -> None:
+    """Validations take minutes; what was to be validated is when the run goes on, to the same end."""
+    for code in (75, 0):
+        assert train("run", model={"name": "own_nets:Told"}).code == code
+        if code == 75:
+            assert (tmp_path / "windows").read_text() == "."
+            first = load_checkpoint(tmp_path / "run" / "checkpoints" / "last")
+            assert first.step == read_json(tmp_path / "run" / "plan.json")["validate_every_steps"]
+    assert train("whole", model={"name": "own_nets:Tied"}).code == 0
+    run, whole = (read_json(tmp_path / name / "metrics.json") for name in ("run", "whole"))
+    assert run["weights_sha256"] == whole["weights_sha256"]
+    assert (run["best"], run["summary"]) == (whole["best"], whole["summary"])
+
+
+def test_exact_looks_at_the_network_itself(train: Callable[..., Finished], own_models: None, tmp_path: Path) -> None:
+    done = train("run", model={"name": "own_nets:Tied"}, train__deterministic="exact")
+    assert done.code == 2
+    assert "found batch statistics in norm, which train.deterministic: exact cannot have" in done.err
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_step(

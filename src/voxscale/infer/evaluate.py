@@ -36,12 +36,11 @@ def evaluate_cases(
     world: World,
     device: torch.device,
     show_progress: bool = False,
-    stop: Callable[[], str] | None = None,
 ) -> list[Row]:
     """One row per case, in the order of `cases`, the same on every rank. Ranks wait for each other only at the end.
 
     A rank that fails comes there too, so that no other waits for it in vain; then all raise. `measure` gives what is
-    known of a case, on the rank that has the case. `stop` gives a reason to stop, or nothing.
+    known of a case, on the rank that has the case. Where it raises StoppedEarly, other ranks end with their next case.
     """
     shares = share_cases(cases, store, world.size)
     mine, pace = shares[world.rank], Pace(world, device)
@@ -49,10 +48,6 @@ def evaluate_cases(
     failure: Exception | None = None
     with progress("evaluating", len(mine), shown=show_progress and world.is_main) as advance:
         for case in mine:
-            if stop is not None and (reason := stop()):
-                stopped = StoppedEarly(f"stopped while evaluating ({reason})", fix="start the same command again")
-                records.append({"failed": stopped.as_json()})
-                break
             try:
                 records.append({"case": case.id, "patient": case.patient, "split": case.split, **measure(case)})
             except Exception as error:
@@ -62,8 +57,10 @@ def evaluate_cases(
             advance()
             with _naming(shares):
                 pace.advance()
+            if pace.is_cut_short:
+                break
     with _naming(shares):
-        pace.finish()
+        pace.finish(cuts_short=isinstance(failure, StoppedEarly))
         gathered = gather_records(records, world, device, together=True)
     if failure is not None and not isinstance(failure, VoxscaleError):
         raise failure  # its traceback goes into this rank's log

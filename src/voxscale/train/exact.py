@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from voxscale.data.loader import Batch
+from voxscale.errors import ConfigError
 from voxscale.parallel import World, gather_rows, in_turn
 from voxscale.tasks import Task
 from voxscale.train.compute import Compute
@@ -55,3 +56,25 @@ class ExactStepper:
         for parameter, part in zip(trained, torch.split(total, sizes), strict=True):
             parameter.grad = part.view_as(parameter)
         return total
+
+
+def batch_norms(model: torch.nn.Module) -> list[str]:
+    """The parts of a network that look at all samples of a micro-batch, or remember earlier ones, by name.
+
+    A user's own network is not asked what it says of itself.
+    """
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        or getattr(module, "running_mean", None) is not None
+    ]
+
+
+def refuse_batch_norms(model: torch.nn.Module) -> None:
+    if norms := batch_norms(model):
+        raise ConfigError(
+            f"model: found batch statistics in {', '.join(norms[:3])}{' …' if len(norms) > 3 else ''}, "
+            "which train.deterministic: exact cannot have",
+            fix="take group or instance norm, or train.deterministic=true",
+        )

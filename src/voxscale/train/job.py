@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from voxscale.runs import RunFolder
 from voxscale.tasks import OutcomeTask, Task, VolumeTask, build_outcome_task, build_task
 from voxscale.tasks.summary import Row
 from voxscale.train.compute import Compute, keep_freed_memory
+from voxscale.train.exact import refuse_batch_norms
 from voxscale.train.ownership import refuse_other_origin, refuse_other_world
 from voxscale.train.stop import StopRequest
 
@@ -122,18 +123,17 @@ class Job:
     ) -> list[Row]:
         """A row for each of `cases`, seen as a whole; all ranks call it, all get all rows. `previews` looks on.
 
-        After a signal all raise StoppedEarly, at the end of a case.
+        After a signal all raise StoppedEarly: who hears it before its next window, the others after their case.
         """
         share_buffers(self.model, self.world)  # the model that is saved is rank 0's
         self.model.eval()
-        measure = self._measure(full=full, keep=previews.keep if previews is not None else None)
+        measure = self._measure(full=full, keep=previews.keep if previews is not None else None, stop=stop)
         rows = evaluate_cases(
             previews.of(measure) if previews is not None else measure,
             self.store,
             cases,
             world=self.world,
             device=self.device,
-            stop=(lambda: stop.reason if stop.signalled else "") if stop is not None else None,
         )
         self.model.train()
         return rows
@@ -154,8 +154,10 @@ class Job:
         of_volumes = self.target.task if isinstance(self.target, OfVolumes) else None
         return Previews(self.task, self.store, count=self.config.validation.previews, of_volumes=of_volumes)
 
-    def _measure(self, *, full: bool, keep: Keep | None = None) -> Measure:
-        run = partial(self.compute.run, self.model)
+    def _measure(self, *, full: bool, keep: Keep | None, stop: StopRequest | None) -> Measure:
+        run: Callable[..., torch.Tensor] = partial(self.compute.run, self.model)
+        if stop is not None:
+            run = stop.heeded(run)
         if isinstance(self.target, OfVolumes):
             ensemble = Ensemble.of_one(run, self.windows, self.device)
             return of_volumes(ensemble, self.target.task, self.store, full=full, keep=keep)
@@ -211,7 +213,9 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     if device.type == "cpu":
         keep_freed_memory()
     torch.set_num_threads(1 if config.train.threads == "auto" else config.train.threads)
-    torch.use_deterministic_algorithms(bool(config.train.deterministic), warn_only=True)
+    torch.use_deterministic_algorithms(
+        bool(config.train.deterministic), warn_only=config.train.deterministic != "exact"
+    )
     torch.backends.cudnn.benchmark = not config.train.deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
     store = open_run_store(run, config, world, environ)
@@ -229,6 +233,8 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     else:
         target = OfVolumes(build_task(config, store))
         model = build_network(config, plan, target.task)
+    if config.train.deterministic == "exact":
+        refuse_batch_norms(model)
     job = Job(run, config, world, device, training, store, target, plan, model.to(device))
     job.compute.lay_out(model)
     return job

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from voxscale.config.schema import StopAfter
 from voxscale.errors import StoppedEarly
 
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -34,6 +37,16 @@ class StopRequest:
     @property
     def signalled(self) -> bool:
         return self.reason.startswith("signal")
+
+    def heeded(self, work: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+        """The same work, but StoppedEarly once a signal has come: for many short pieces of something long."""
+
+        def do(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+            if self.signalled:
+                raise StoppedEarly(f"stopped while evaluating ({self.reason})", fix="start the same command again")
+            return work(*given, **named)
+
+        return do
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:

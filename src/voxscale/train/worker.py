@@ -29,6 +29,7 @@ from voxscale.tasks.summary import Summary
 from voxscale.train.console import open_console
 from voxscale.train.environment import describe_environment
 from voxscale.train.events import Events, JsonlEvents, NullEvents
+from voxscale.train.exact import batch_norms
 from voxscale.train.job import Job, open_job
 from voxscale.train.loop import Loop
 from voxscale.train.ownership import claimed
@@ -133,8 +134,8 @@ def _open_events(job: Job, *, first_step: int, profile: bool) -> Iterator[Events
 
 
 def _cautions(job: Job) -> Iterator[str]:
-    if job.config.model.batch_statistics and job.world.size > 1 and job.device.type == "cpu":
-        yield "model.norm batch: each rank has its own statistics, so results depend on the number of ranks"
+    if (norms := batch_norms(job.model)) and job.world.size > 1 and job.device.type == "cpu":
+        yield f"batch norm ({norms[0]}): each rank has its own statistics, so results depend on the number of ranks"
     if job.plan.stream != "global":
         yield f"the samples of an epoch: {job.plan.stream}"
     if job.config.model.dropout and job.world.size > 1 and job.config.train.deterministic != "exact":
