@@ -62,6 +62,7 @@ class RankLostError(TrainingError):
     code = "rank_lost"
 
 
+LESS_MEMORY = "set train.micro_batch lower (the result stays the same), or choose smaller patches.size"
 ANOTHER_RANK = "another rank"  # whoever started the ranks knows which
 
 

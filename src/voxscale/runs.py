@@ -10,6 +10,7 @@ from voxscale.files import read_json
 
 SCHEMA_VERSION = 1
 REPORT = "report.html"
+ON_LOCAL, ON_RAY = "local", "ray"  # kinds of starts
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,15 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.root.name
+
+    def make(self) -> None:
+        """Make the folder, if it is not there, for its owner alone: it tells of patients.
+
+        One that is a run keeps what its owner has allowed others.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.exists:
+            self.root.chmod(0o700)
 
     @property
     def config(self) -> Path:
@@ -101,6 +111,26 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    def next_reports(self, kind: str) -> Path:
+        """A new folder for the reports of one start; another's may be under way, only to be refused."""
+        number = max(self._numbered(kind), default=-1) + 1
+        while True:
+            reports = self.logs / f"{kind}-{number}"
+            try:
+                reports.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+            else:
+                return reports
+
+    def last_reports(self, kind: str) -> Path | None:
+        numbers = self._numbered(kind)
+        return self.logs / f"{kind}-{max(numbers)}" if numbers else None
+
+    def _numbered(self, kind: str) -> list[int]:
+        found = (path.name.removeprefix(f"{kind}-") for path in self.logs.glob(f"{kind}-*"))
+        return [int(number) for number in found if number.isdigit()]
 
     def usage(self, rank: int) -> Path:
         """What a rank uses of its machine; replaced every few seconds."""

@@ -33,6 +33,19 @@ def run(cli_here: Cli, config: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_folder_that_jobs_have_left_becomes_its_owners_alone(cli_here: Cli, config: Path, tmp_path: Path) -> None:
+    """Of a job that prepared the data, say; who has a run may open it to others, and so it stays."""
+    run = tmp_path / "run"
+    (run / "launch").mkdir(parents=True)
+    run.chmod(0o755)
+    words = ["train", config, "--run", run, "--devices", 1, "--no-start"]
+    assert cli_here(*words).code == 0
+    assert run.stat().st_mode & 0o777 == 0o700
+    run.chmod(0o750)
+    assert cli_here(*words).code == 0
+    assert run.stat().st_mode & 0o777 == 0o750
+
+
 @pytest.fixture(scope="module")
 def expected(cli_here: Cli, config: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The weights that `voxscale train` gives on one and on two ranks."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,14 @@ from hypothesis import strategies as st
 
 from conftest import REPOSITORY
 from lab.slurm import SlurmLab
+from voxscale.errors import LostContactError, OutOfMemoryError
+from voxscale.files import write_json
 from voxscale.launch.meeting import address_towards, expand_nodes, interfaces
+from voxscale.launch.outcome import judge, node_failures
 from voxscale.launch.ranks import _agent_folder
+from voxscale.launch.ray_run import are_lost
+from voxscale.plan.plan import Plan
+from voxscale.runs import RunFolder, error_file
 
 NODE = REPOSITORY / "src" / "voxscale" / "launch" / "node.py"
 
@@ -148,3 +155,42 @@ def test_folders_of_other_users_agents_are_left_alone(tmp_path: Path, monkeypatc
     with _agent_folder() as folder:
         assert sorted(tmp_path.iterdir()) == sorted([folder, theirs])
         assert not list(theirs.iterdir())
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """The list of processes of a real cgroup that may have 60 MB in all; who is on it stays within."""
+    groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    roots = {"memory": Path("/sys/fs/cgroup/memory"), "": Path("/sys/fs/cgroup")}
+    own = next((roots[kinds] / path.lstrip("/") for _, kinds, path in groups if kinds in roots), Path("/none"))
+    folder = own / f"vx-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = next(path for path in map(folder.joinpath, ("memory.max", "memory.limit_in_bytes")) if path.exists())
+        limit.write_text(str(60 << 20))
+    except (OSError, StopIteration):
+        pytest.skip("making a memory cgroup needs root")
+    yield folder / "cgroup.procs"
+    folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_not_lost_but_too_large(little_memory: Path, tmp_path: Path) -> None:
+    """It would come to the same end again: what did not fit is said, and nobody starts it anew."""
+    run = RunFolder(tmp_path / "run")
+    reports = run.logs / "7-0"
+    (tmp_path / "large.py").write_text("bytearray(200 << 20)")
+    words = [sys.executable, str(NODE), "--plain", "--reports", str(reports), "--", str(tmp_path / "large.py")]
+    join = f'echo $$ > {little_memory}; exec "$@"'
+    assert subprocess.run(["/bin/sh", "-c", join, "sh", *words], check=False, timeout=60).returncode == 1
+    (failure,) = node_failures(reports)
+    assert failure.endswith("rank 0 was killed by signal 9: out of memory")
+    patch, shape = (96, 96, 64), {"channels": 1, "labels": (0, 1), "store": "s", "config_sha256": "", "data_sha256": ""}
+    write_json(run.plan, Plan(2, 4, 2, 1, 9, 3, 2, 8, 4, patch, "global", **shape).as_json())
+    other = LostContactError("another rank is gone").at("at step 5", [["a", "b"], ["c"]])
+    write_json(error_file(reports, 1), {**other.as_json(), "rank": 1})
+    with pytest.raises(OutOfMemoryError) as caught:
+        judge(run, reports, [failure], world_size=2)
+    what = f"{failure} at step 5, with cases a, b, 2 patches of 96 × 96 × 64 at once"
+    assert caught.value.message == what
+    assert "train.micro_batch lower" in caught.value.fix
+    assert not are_lost(reports), "nor on Ray"

@@ -21,7 +21,7 @@ from lab.slurm import SlurmLab
 from voxscale.config.load import check_section
 from voxscale.config.site import Site, read_site
 from voxscale.errors import ConfigError
-from voxscale.launch.batch import TRAIN, fold_jobs, train_jobs
+from voxscale.launch.batch import TRAIN, fold_jobs, train_jobs, write_jobs
 from voxscale.launch.sbatch import Job, Planned, Request, job_name, output_pattern, render_sbatch
 from voxscale.launch.slurm import expand_output, submit
 
@@ -218,6 +218,14 @@ def test_any_text_makes_a_job_name(text: str) -> None:
     assert name.replace("_", "").replace(".", "").replace("-", "").isalnum()
     assert len(name) <= 64
     assert not name.startswith("-")
+
+
+def test_a_folder_that_jobs_are_written_for_is_its_owners_alone(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    for name in ("open", "new"):
+        folder = tmp_path / name
+        write_jobs({TRAIN: Job(name="a", purpose="test", folder=folder, request=Request(), lines=("true",))}, Site())
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ def submit_jobs(
     What was submitted is recorded before the next; where one is refused, those before it are cancelled.
     """
     folder = RunFolder(next(iter(jobs.values())).folder)
+    folder.make()
     with locked(folder.submit_lock):
         if not _ADVANCING.isdisjoint(jobs):
             refuse_if_queued(folder, environ)  # asked before too; another command may have submitted it since
@@ -272,7 +273,8 @@ def write_jobs(jobs: Mapping[str, Job], site: Site) -> dict[str, Path]:
     """Write the jobs' files, and what their nodes run, into the folder they are for."""
     texts = {kind: render_sbatch(job, site) for kind, job in jobs.items()}
     folder = RunFolder(next(iter(jobs.values())).folder)
-    folder.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.make()
+    folder.launch.mkdir(exist_ok=True)
     copy_programs(folder)
     written = {}
     for kind in jobs:

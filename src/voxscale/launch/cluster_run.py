@@ -327,8 +327,8 @@ def _open(submission: Submission, environ: Mapping[str, str]) -> None:
         if draft.fresh and draft.run.exists:
             move_aside(draft.run)
     run = RunFolder(submission.root)
+    run.make()
     write_text(run.asked, render_config(submission.config))
-    run.root.chmod(0o700)
 
 
 def _follow_training(submission: Submission, submitted: Sequence[Submitted], environ: Mapping[str, str]) -> None:

@@ -271,6 +271,7 @@ def _write_folder(draft: Draft, cases: list[Case], plan: Plan, outcomes: Outcome
         if run.exists:
             move_aside(run)
         if run.launch.exists():
+            run.make()
             _fill(run, draft, cases, plan, outcomes)
             return
         if run.root.exists():

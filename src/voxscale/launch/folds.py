@@ -39,7 +39,7 @@ def train_folds(
     """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
     count = count_folds(config)
     _check_folds(config, count, environ)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    RunFolder(root).make()
     remove(RunFolder(root).metrics)  # of an earlier one
     opened = []
     for fold in range(1, count + 1):
@@ -53,6 +53,7 @@ def collect_folds(
     config: Config, runs: Sequence[RunFolder], root: Path, devices: int, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Evaluate the test cases by all folds as one, and bring all scores together. Returns `metrics.json`."""
+    RunFolder(root).make()  # folds that jobs have trained are in one that nobody has made as such
     return _bring_together(config, runs, RunFolder(root), _test_together(runs, root, devices, environ))
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from voxscale.data.cases import VAL
 from voxscale.data.shared_memory import sweep_shared_memory
-from voxscale.errors import StoppedEarly
-from voxscale.files import remove, remove_temporaries
+from voxscale.errors import InfrastructureError, StoppedEarly
+from voxscale.files import remove
 from voxscale.launch.meeting import Place
 from voxscale.launch.outcome import judge, read_failure
 from voxscale.launch.ranks import start_ranks, sweep_agent_folders
-from voxscale.runs import RunFolder, error_files
+from voxscale.runs import ON_LOCAL, RunFolder, error_files
+from voxscale.train.ownership import is_live
 
 SAVE_TIME_S = 60  # what ranks get to save their state after a signal
 _WORKER = "voxscale.train.worker"
@@ -36,24 +38,43 @@ def train_local(
 
     To `outlive` a rank that is killed, this process leaves the work to another even where there is only one.
     """
-    if devices == 1 and not outlive:
-        from voxscale.parallel import World
-        from voxscale.train.rank import do_work
-        from voxscale.train.worker import train_run
+    with _reports_of(run) as reports:
+        if devices == 1 and not outlive:
+            from voxscale.parallel import World
+            from voxscale.train.rank import do_work
+            from voxscale.train.worker import train_run
 
-        for leftover in error_files(run.logs):
-            remove(leftover)
-        do_work(partial(train_run, profile=profile), run, World(), environ)
-        return
-    failures: list[str] = []
-    stopped: StoppedEarly | None = None
+            do_work(partial(train_run, profile=profile), run, World(), environ, logs=reports)
+            return
+        failures: list[str] = []
+        stopped: StoppedEarly | None = None
+        try:
+            failures = _start_ranks([_WORKER, str(run.root), *profile_words(profile)], reports, devices)
+        except StoppedEarly as signalled:
+            stopped = signalled  # the ranks may have come far enough to say more
+        finally:
+            sweep_shared_memory()  # killed ranks leave theirs
+        judge(run, reports, failures, world_size=devices, otherwise=stopped)
+
+
+@contextmanager
+def _reports_of(run: RunFolder) -> Iterator[Path]:
+    """A folder for what the ranks of one start have to say; it stays if they had anything to, of their own run."""
     try:
-        failures = _start_ranks([_WORKER, str(run.root), *profile_words(profile)], run.logs, devices)
-    except StoppedEarly as signalled:
-        stopped = signalled  # the ranks may have come far enough to say more
+        for leftover in error_files(run.logs):  # of ranks that were started by hand
+            remove(leftover)
+        reports = run.next_reports(ON_LOCAL)
+    except OSError as error:
+        raise InfrastructureError(
+            f"{run.logs}: cannot be written: {error.strerror}", fix="get write permission, or make room on the disk"
+        ) from error
+    try:
+        yield reports
     finally:
-        sweep_shared_memory()  # killed ranks leave theirs
-    judge(run, run.logs, failures, world_size=devices, otherwise=stopped)
+        if is_live(run):  # another start has it, and this one was refused
+            remove(reports)
+        with suppress(OSError):  # not empty
+            reports.rmdir()
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,8 @@ def evaluate_local(runs: Sequence[RunFolder], devices: int, environ: Mapping[str
 
 def run_local(words: Sequence[str], reports: Path, devices: int) -> None:
     """Run a module as ranks that leave no state but their reports. Raises what made them fail."""
+    for leftover in error_files(reports):
+        remove(leftover)
     failures = _start_ranks(words, reports, devices)
     if failures or error_files(reports):
         raise read_failure(reports, failures)
@@ -124,9 +147,6 @@ def render_commands(run: RunFolder, devices: int, *, profile: bool = False) -> l
 
 
 def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[str]:
-    for leftover in error_files(reports):
-        remove(leftover)
-    remove_temporaries(reports)
     arguments = ["-m", *arguments, "--reports", str(reports)]
     failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S, watched=reports)
     if failures and received:

@@ -20,14 +20,18 @@ from voxscale.config.load import read_config
 from voxscale.errors import (
     ANOTHER_RANK,
     BY_CODE,
+    LESS_MEMORY,
     InfrastructureError,
+    OutOfMemoryError,
     RankLostError,
     StoppedEarly,
     TimedOutError,
     VoxscaleError,
 )
 from voxscale.files import read_json, write_json
-from voxscale.runs import RunFolder, error_files
+from voxscale.launch.ranks import OUT_OF_MEMORY
+from voxscale.plan.plan import Plan
+from voxscale.runs import ON_LOCAL, RunFolder, error_files
 from voxscale.train.events import read_events
 from voxscale.train.ownership import is_live
 
@@ -52,7 +56,7 @@ def judge(
     state = read_state(run)
     if state == "done":
         return
-    error = read_failure(reports, failures, otherwise=otherwise, events=run.events)
+    error = read_failure(reports, failures, otherwise=otherwise, run=run)
     if state is None and not isinstance(error, StoppedEarly) and not is_live(run):
         with suppress(OSError):  # the disk may be full
             _record_failure(run, world_size)
@@ -60,11 +64,11 @@ def judge(
 
 
 def read_failure(
-    reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None, events: Path | None = None
+    reports: Path, failures: Sequence[str], *, otherwise: VoxscaleError | None = None, run: RunFolder | None = None
 ) -> VoxscaleError:
     """What went wrong, as the ranks left it in `reports`; what was seen of them from outside comes second.
 
-    Where none of them could tell of the step, that of a run's last event is told.
+    Where none of them could tell of the step, that of the run's last event is told.
     """
     records = [read_json(path) for path in error_files(reports)]
     for record in records:
@@ -78,6 +82,8 @@ def read_failure(
     if timed_out:  # where none is silent, they do not reach each other
         message = timed_out[0]["message"].replace(ANOTHER_RANK, silent or ANOTHER_RANK)
         return RankLostError(message + where, fix=fix if silent else timed_out[0]["fix"] or fix)
+    if starved := [failure for failure in failures if failure.endswith(OUT_OF_MEMORY)]:
+        return _out_of_memory(starved[0], where, run)
     if any("killed by signal 9" in failure for failure in failures):
         fix += "; if nobody killed it, this machine had too little memory: lower train.micro_batch"
     if not otherwise and any(_UNABLE in failure for failure in failures):  # ranks say why, unless they cannot write it
@@ -89,9 +95,18 @@ def read_failure(
     told = [f"rank {record['rank']} ended" for record in records]  # because another was lost
     causes = [failure for failure in failures if not any(text in failure for text in told)] or failures
     causes = [cause for cause in causes if not cause.endswith(_ENDED_BY_AGENT)] or causes
-    if causes and not where and events is not None and (step := _last_step(events)):
-        where = f" after step {step}"
+    if causes and not where:
+        where = _after_step(run)
     return otherwise or RankLostError(("; ".join(causes) or "the ranks ended before their work did") + where, fix=fix)
+
+
+def _out_of_memory(failure: str, where: str, run: RunFolder | None) -> OutOfMemoryError:
+    at_once = f", {Plan.read(run.plan).at_once}" if run is not None and run.plan.exists() else ""
+    return OutOfMemoryError(f"{failure}{where or _after_step(run)}{at_once}", fix=LESS_MEMORY)
+
+
+def _after_step(run: RunFolder | None) -> str:
+    return f" after step {step}" if run is not None and (step := _last_step(run.events)) else ""
 
 
 def train_with_restarts(train: Callable[[], None], restarts: int) -> None:
@@ -118,8 +133,15 @@ def _silent_ranks(records: Sequence[dict[str, Any]], witness: dict[str, Any]) ->
     return names, place + (f", with cases {theirs}" if theirs else "")
 
 
+def last_reports(run: RunFolder) -> Path:
+    """Where the ranks of the last start left their reports: of a job, else of this machine."""
+    of_job = newest_reports(run)
+    by_hand = error_files(run.logs)  # removed when another start begins
+    return of_job if by_hand or of_job != run.logs else run.last_reports(ON_LOCAL) or run.logs
+
+
 def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:
-    """Where the ranks of the last attempt left their reports: of a job, else where those of this machine leave them."""
+    """Where the ranks of the newest attempt of a job, or of any job, left their reports; without one, of all logs."""
     attempts = {}
     for path in run.logs.glob(f"{of_job or '*'}-*"):
         job, _, attempt = path.name.partition("-")

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ else:  # a copy, beside copies of these
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import meeting
 
+OUT_OF_MEMORY = ": out of memory"
 _AGENT = "vx-agent-"
 _ERRORS = "error-rank-[0-9]*.json"  # what ranks leave of themselves
 _GRACE_S = 10.0  # for ranks to notice by themselves that others have failed
@@ -48,10 +49,11 @@ class RankFailure:
     rank: int
     exit_code: int
     time_s: float = 0.0
+    for_memory: bool = False  # the kernel has killed it
 
     def __str__(self) -> str:
         if self.exit_code < 0:
-            return f"rank {self.rank} was killed by signal {-self.exit_code}"
+            return f"rank {self.rank} was killed by signal {-self.exit_code}{OUT_OF_MEMORY if self.for_memory else ''}"
         return f"rank {self.rank} ended with exit code {self.exit_code}"
 
 
@@ -118,6 +120,7 @@ def start_ranks(
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []
+    kills = _kills_for_memory()
     loopback = dict.fromkeys(meeting.INTERFACES, "lo") if place.nodes == 1 else {}
     with (
         _variables(loopback),
@@ -132,10 +135,31 @@ def start_ranks(
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except ChildFailedError as error:
-            failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
+            ended = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
+            failures = _explained(ended, kills)
         finally:
             logging.disable(logging.NOTSET)
     return failures, received
+
+
+def _explained(failures: Sequence[RankFailure], kills: int) -> list[RankFailure]:
+    """The first that was killed, since there were so many kills for want of memory, was so too."""
+    killed = [failure for failure in failures if failure.exit_code == -signal.SIGKILL]
+    first = min(killed, key=lambda failure: failure.time_s, default=None) if _kills_for_memory() > kills else None
+    return [replace(failure, for_memory=failure is first) for failure in failures]
+
+
+def _kills_for_memory() -> int:
+    """How often the kernel has killed for want of memory: in this process's cgroup, else on this machine."""
+    groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    places = [f"/sys/fs/cgroup{path}/memory.events" for number, _, path in groups if number == "0"]
+    places += [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for _, kinds, path in groups if kinds == "memory"]
+    for place in (*places, "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            counts = dict(line.split()[:2] for line in Path(place).read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
 
 
 @contextlib.contextmanager
@@ -354,9 +378,10 @@ def start_one(
 ) -> tuple[list[RankFailure], list[signal.Signals]]:
     """Run the command once, without torch's agent, though with the variables that it would set if so wished."""
     added = _variables_of_one() if as_torchrun else {}
+    kills = _kills_for_memory()
     with _signals_passed_on(save_time_s) as received:
         code = subprocess.run([sys.executable, *as_rank], env={**os.environ, **added}, check=False).returncode
-    return ([RankFailure(0, code)] if code else []), received
+    return _explained([RankFailure(0, code)] if code else [], kills), received
 
 
 def _variables_of_one() -> dict[str, str]:

@@ -21,10 +21,11 @@ from voxscale.launch.follow import Screen, Tail, display
 from voxscale.launch.local import SAVE_TIME_S, profile_words
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import judge, node_failures, read_failure, read_state, unsaid
+from voxscale.launch.ranks import OUT_OF_MEMORY
 from voxscale.launch.ray import Group, RayCluster, RayNode, Share, connected, refuse_unfit, stopped_within
 from voxscale.launch.sbatch import DEBUG_COMMUNICATION, Request
 from voxscale.plan.resources import Machine
-from voxscale.runs import RunFolder, error_files
+from voxscale.runs import ON_RAY, RunFolder, error_files
 from voxscale.train.ownership import is_live
 from voxscale.train.stop import StopRequest
 
@@ -100,7 +101,7 @@ def _train_group(
     """Have the ranks train, again after a loss. Returns how the last start ended, and where its reports are."""
     restarts = 0
     while True:
-        reports = next_reports(run)
+        reports = run.next_reports(ON_RAY)
         await_free(run)
         end = run_group(cluster, run, request, share, reports, worker_words(run, request, reports), environ, stop)
         if (
@@ -134,7 +135,7 @@ def measure_on_ray(
         request = Request(count, opened.devices, gpus=bool(machine.gpus))
         share = share_of(machine, opened.devices, threads=int(opened.config.train.threads))
         copy_programs(opened.run)
-        reports = next_reports(opened.run)
+        reports = opened.run.next_reports(ON_RAY)
         with stop.on_signals():
             refuse_unfit(cluster.nodes, opened.run.root)
             rest = module_words(words, request, reports)
@@ -213,16 +214,10 @@ def module_words(words: Sequence[str], request: Request, reports: Path) -> list[
     return ["--echo", "first", *alone, "--", "-m", *words, *of_ranks]
 
 
-def next_reports(run: RunFolder) -> Path:
-    """A new folder for the reports of one start on Ray."""
-    numbers = [int(path.name.removeprefix("ray-")) for path in run.logs.glob("ray-*") if path.name[4:].isdigit()]
-    reports = run.logs / f"ray-{max(numbers, default=-1) + 1}"
-    reports.mkdir(parents=True)
-    return reports
-
-
 def are_lost(reports: Path) -> bool:
-    """Whether ranks ended without a word, rather than by an error of their own."""
+    """Whether ranks ended without a word, rather than by an error of their own or for want of memory."""
+    if any(failure.endswith(OUT_OF_MEMORY) for failure in node_failures(reports)):
+        return False
     return not any(read_json(file)["code"] in BY_CODE for file in error_files(reports))
 
 

@@ -20,7 +20,6 @@ from voxscale.launch.ray_run import (
     connected_at,
     environ_for,
     loss_of,
-    next_reports,
     node_words,
     run_group,
     share_of,
@@ -29,7 +28,7 @@ from voxscale.launch.sbatch import Request
 from voxscale.launch.script import Script, raise_outcome, shown, write_folder
 from voxscale.launch.script_end import finish
 from voxscale.plan.resources import choose_devices
-from voxscale.runs import RunFolder
+from voxscale.runs import ON_RAY, RunFolder
 from voxscale.train.ownership import claimed
 from voxscale.train.stop import StopRequest
 
@@ -46,7 +45,7 @@ def launch_on_ray(
         request, share = _share_of_script(cluster, script, place)
         write_folder(script, run, on="ray", request=request, python=[script.python or "python"])
         with stop.on_signals(), claimed(run):
-            reports = next_reports(run)
+            reports = run.next_reports(ON_RAY)
             try:
                 refuse_unfit(cluster.nodes, run.root)
                 with shown(script.output, as_json=as_json):

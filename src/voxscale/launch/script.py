@@ -182,8 +182,7 @@ def raise_outcome(metrics: Mapping[str, Any]) -> None:
 
 
 def write_folder(script: Script, run: RunFolder, *, on: str, request: Request, python: Sequence[str]) -> None:
-    run.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run.root.chmod(0o700)
+    run.make()
     try:
         run.launch.mkdir(mode=0o700)
     except FileExistsError:

@@ -36,6 +36,12 @@ class Plan:
     config_sha256: str
     data_sha256: str
 
+    @property
+    def at_once(self) -> str:
+        """What a device takes at a time, in words."""
+        patches = f"{self.micro_batch} patch{'es' if self.micro_batch > 1 else ''}"
+        return f"{patches} of {' × '.join(map(str, self.patch))} at once"
+
     def epoch_of(self, step: int) -> int:
         """The epoch, counted from 1, that a step belongs to; 0 before the first step."""
         return (step - 1) // self.steps_per_epoch + 1

@@ -14,7 +14,7 @@ from voxscale.config.load import read_config
 from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
-from voxscale.launch.outcome import newest_reports, node_failures, read_failure
+from voxscale.launch.outcome import last_reports, node_failures, read_failure
 from voxscale.launch.slurm import JobState, states_of
 from voxscale.report.trials import SeenTrials
 from voxscale.runs import RunFolder, SearchFolder
@@ -163,7 +163,7 @@ def why_failed(run: RunFolder, events: Sequence[dict[str, Any]]) -> str:
         return str(failures[0])
     if not run.exists:
         return str(_read(run.open_error).get("message", "")).split("\n")[0]
-    reports = newest_reports(run)
+    reports = last_reports(run)
     failures = node_failures(reports)
     said = read_failure(reports, failures, otherwise=None if failures else _NOTHING).message.splitlines()
     return (

@@ -23,10 +23,10 @@ from voxscale.launch.folder import draft_run, open_run
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import node_failures, read_failure, read_state
 from voxscale.launch.ray import PLACE_S, Group, LostHeadError, RayCluster, look_at_nodes
-from voxscale.launch.ray_run import next_reports, node_words, worker_words
+from voxscale.launch.ray_run import node_words, worker_words
 from voxscale.launch.sbatch import Request
 from voxscale.plan.plan import Plan
-from voxscale.runs import RunFolder
+from voxscale.runs import ON_RAY, RunFolder
 from voxscale.search.asha import Halving
 from voxscale.search.ledger import (
     DONE,
@@ -198,7 +198,7 @@ class Driver:
             self._end(trial, DONE)
             return
         request = Request(devices=self.opened.ranks, gpus=bool(self.opened.share.gpus))
-        reports = next_reports(run)
+        reports = run.next_reports(ON_RAY)
         group = Group(self.opened.share)
         words = node_words(run, request, reports, worker_words(run, request, reports))
         group.start(words, self._environ, [reports / "node-0000.out"])

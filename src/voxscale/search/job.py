@@ -91,8 +91,7 @@ def search_on_slurm(draft: SearchJob, environ: Mapping[str, str], *, fresh: bool
     refuse_if_queued(run, environ)
     if fresh and draft.folder.exists:
         move_aside(run)
-    run.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run.root.chmod(0o700)
+    run.make()
     remove(run.metrics)  # of an earlier start
     write_text(draft.folder.asked, render_config(draft.config))
     copy_programs(run)

@@ -118,7 +118,7 @@ def write_search(opened: OpenedSearch) -> None:
     if opened.held:
         _write_changed(opened)
         return
-    folder.root.chmod(0o700)
+    RunFolder(folder.root).make()
     write_text(folder.asked, render_config(opened.config))
     write_split(folder.split, opened.cases)
     write_text(folder.config, render_config(opened.config))

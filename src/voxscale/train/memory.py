@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from voxscale.errors import OutOfMemoryError
+from voxscale.errors import LESS_MEMORY, OutOfMemoryError
 from voxscale.plan.plan import Plan
 
 _LOOK_S = 0.02
@@ -76,12 +76,10 @@ def out_of_memory(
     what = "the device" if isinstance(error, torch.OutOfMemoryError) else "this process"
     where = ""
     if plan is not None:
-        count = f"{plan.micro_batch} patch{'es' if plan.micro_batch > 1 else ''}"
-        patches = f"{count} of {' × '.join(map(str, plan.patch))} at once"
-        where = f" at step {step}, with {patches}, cases {', '.join(dict.fromkeys(cases))}"
+        where = f" at step {step}, with {plan.at_once}, cases {', '.join(dict.fromkeys(cases))}"
     return OutOfMemoryError(
         f"{what} ran out of memory{where}: {first_line(error)}",
-        fix="set train.micro_batch lower (the result stays the same), or choose smaller patches.size",
+        fix=LESS_MEMORY,
     )
 
 
