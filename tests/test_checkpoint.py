@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -193,6 +194,22 @@ def test_a_folder_that_cannot_be_written_says_what_it_needs() -> None:
     run = RunFolder(Path("/proc/voxscale"))
     with pytest.raises(InfrastructureError, match=r"it needs [\d,]+ bytes, [\d,]+ are free"):
         save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)
+
+
+@pytest.mark.parametrize("elements", [20_000, 40_000], ids=["not for both", "not for the model"])
+def test_a_full_disk_leaves_the_one_before_and_says_what_is_free(small_disk: Path, elements: int) -> None:
+    """Tensors are written by a library, which says in words alone what went wrong."""
+    run = RunFolder(small_disk / "run")
+    save_checkpoint(run, make_checkpoint(1), keep=2, is_best=False)
+    weights = {"weight": torch.zeros(elements)}
+    with pytest.raises(InfrastructureError) as caught:
+        save_checkpoint(run, Checkpoint(weights, weights, {"step": 2}), keep=2, is_best=False)
+    said = rf"No space left on device; it needs {8 * elements:,} bytes, [0-9,]+ are free. The checkpoint before it is"
+    assert re.search(said, caught.value.message)
+    found = load_last(run, pytest.fail)
+    assert found is not None
+    assert found.step == 1
+    assert not list(run.checkpoints.glob(".*.tmp"))
 
 
 def test_digest_depends_on_names_and_values_only() -> None:

@@ -40,6 +40,14 @@ def test_folder_holds_what_the_design_says(run: Path) -> None:
     assert list(run.glob("tensorboard/events.out.tfevents.*"))
 
 
+def test_only_the_config_names_folders_of_the_data(run: Path, dataset: Path) -> None:
+    """Their names may be patients'; what is passed on, logs and reports, holds ids of cases alone."""
+    files = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    naming = {str(name) for name, content in files.items() if str(dataset).encode() in content}
+    assert {str(name) for name in files} >= {"events.jsonl", "cases.csv", "split.csv", "report.html"}
+    assert naming == {"config.yaml", "launch/asked.yaml"}
+
+
 def test_config_is_resolved_and_trains_again_as_it_is(run: Path, cli_here: Cli, tmp_path: Path) -> None:
     config = read_config(run / "config.yaml")
     world = json.loads((run / "metrics.json").read_text())["world_size"]

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from conftest import Cli, Finished
+from lab.faults import poison_one, stop_one
 from lab.ray import kill, ranks_in
 from lab.slurm import SlurmLab, until
 from lab.terminal import CTRL_C, Terminal
@@ -265,6 +266,41 @@ def test_a_lost_rank_costs_nothing_where_the_job_may_start_again(
 
 
 @pytest.mark.cluster
+def test_a_rank_that_hangs_is_named_in_time(
+    on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, timeout_s = tmp_path / "run", 8
+    config = write_config(**LONG, train__timeout_s=timeout_s)
+    words = ["train", config, "--nodes", 2, "--devices", 1, "--run", run, "--detach"]
+    assert on_slurm(*words, env=SLOW).code == 0
+    await_step(run, 3)
+    took_s, said = stop_one(run, timeout_s)
+    assert took_s < 2
+    assert re.search(r"did not answer within 8 s", said)
+    job = last_job(run)
+    assert idle_slurm.await_state(job, "FAILED", timeout=60) == "FAILED"
+    told = (run / "launch" / "jobs.json").parent.glob(f"*{job}*")
+    assert any(
+        re.search(r"error: rank 1 did not answer within 8 s at step \d+, with cases \S+", file.read_text())
+        for file in told
+    )
+    assert not ranks_in(run)
+    assert not any(idle_slurm.shared_memory(name) for name in idle_slurm.nodes)
+
+
+@pytest.mark.cluster
+def test_a_case_that_one_node_cannot_read_ends_the_job_with_its_name(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], cli_here: Cli, tmp_path: Path
+) -> None:
+    run, config = tmp_path / "run", write_config(**LONG, data__store=str(tmp_path / "store"), train__timeout_s=60)
+    case = poison_one(cli_here, config, run)
+    done = on_slurm("train", config, "--nodes", 2, "--devices", 1, "--run", run)
+    assert done.code == 3, done.err
+    assert re.search(rf"error: rank \d: store: case {case}: image.b2nd is damaged", done.err)
+    assert not ranks_in(run)
+
+
+@pytest.mark.cluster
 def test_preempted_equals_undisturbed(
     on_slurm: Callable[..., Finished],
     idle_slurm: SlurmLab,
@@ -425,6 +461,7 @@ def test_prepare_train_and_evaluate_hang_together(
     with idle_slurm.occupy(NODES):
         prepared = on_slurm("prepare", config, "--run", run, "--detach", "--json")
         assert prepared.json["state"] == "submitted"
+        assert run.stat().st_mode & 0o777 == 0o700
         started = on_slurm("train", config, "--devices", 1, "--run", run, "--detach", "--json")
         assert [job["kind"] for job in started.json["jobs"]] == ["open", "train"]
         opening = started.json["jobs"][0]["id"]
@@ -493,6 +530,7 @@ def test_folds_are_an_array(
     assert done.code == 0, done.err
     text = (run / "launch" / "job.sbatch").read_text()
     assert "#SBATCH --array=1-2" in text
+    assert run.stat().st_mode & 0o777 == 0o700
     assert done.json["summary"] == here.json["summary"]
     assert done.json["test"] == here.json["test"]
 

@@ -21,6 +21,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli
+from voxscale.data.cases import TRAIN
+from voxscale.data.split import recorded_cases
+from voxscale.launch.outcome import last_reports
+from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 from voxscale.train.stop import StopRequest
 from voxscale.train.worker import main
@@ -320,18 +324,46 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer(
 
 @pytest.mark.ranks
 def test_a_case_that_cannot_be_read_ends_all_ranks_with_its_name(
-    cli_here: Cli, write_config: WriteConfig, tmp_path: Path
+    cli_here: Cli, write_config: WriteConfig, tmp_path: Path, dataset: Path
 ) -> None:
-    config = write_config(data__store=str(tmp_path / "store"), train__epochs=2)
-    prepared = cli_here("prepare", config, "--json")
-    folder = Path(prepared.json["store"])
-    for path in folder.glob("cases/*/image.b2nd"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
-        path.write_bytes(content)
-    done = cli_here("train", config, "--run", tmp_path / "run", "--devices", 2)
+    """One rank reads it; the other, which is well, may not wait for it until `timeout_s`."""
+    config = write_config(data__store=str(tmp_path / "store"), train__epochs=2, train__timeout_s=60)
+    folder, run = Path(cli_here("prepare", config, "--json").json["store"]), tmp_path / "run"
+    assert cli_here("train", config, "--run", run, "--devices", 2, "--no-start").code == 0
+    case = recorded_cases(run / "split.csv", TRAIN)[4].id
+    path = folder / "cases" / case / "image.b2nd"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    path.write_bytes(content)
+    began = time.monotonic()
+    done = cli_here("train", config, "--run", run, "--devices", 2)
     assert done.code == 3, done.err
-    assert re.search(r"error: rank \d: store: case \S+: image.b2nd is damaged", done.err)
+    assert re.search(rf"error: rank \d: store: case {case}: image.b2nd is damaged", done.err)
+    assert time.monotonic() - began < 45
+    assert not _workers(run)
+    told = [file.read_text() for file in (run / "logs").rglob("*") if file.is_file()]
+    assert any(case in text for text in told)
+    assert not any(str(dataset) in text for text in told), "of the data, logs hold ids of cases alone"
+
+
+@pytest.mark.cluster
+@pytest.mark.ranks
+def test_who_is_refused_leaves_no_word_for_who_is_not(
+    session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path
+) -> None:
+    """Two that start at once both find the folder free; one's ranks are refused, the other's are told of as theirs."""
+    run, config = tmp_path / "run", write_config(train__epochs=500)
+    code = "import os, sys; from pathlib import Path; from voxscale.launch.local import train_local; "
+    code += "from voxscale.runs import RunFolder; train_local(RunFolder(Path(sys.argv[1])), 2, os.environ)"
+    with start(session_environ, "train", config, "--run", run, "--devices", 2) as owner:
+        wait_for_step(run, 1)
+        late = subprocess.run([sys.executable, "-c", code, run], env=session_environ, capture_output=True, check=False)
+        assert b"in use by pid" in late.stderr
+        os.kill(_worker(run, 0), signal.SIGKILL)
+        _, err = owner.communicate(timeout=60)
+    assert owner.returncode == 1, err
+    assert "error: rank 0 was killed by signal 9" in err
+    assert last_reports(RunFolder(run)).name == "local-0"
 
 
 def test_what_does_not_fit_is_named(session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path) -> None:

@@ -53,11 +53,16 @@ def test_what_ended_training_counts_for_more_than_a_failed_save() -> None:
 
 @pytest.mark.parametrize(
     ("interval", "expected"),
-    [({"every_steps": 2}, [2, 4, 6, 8, 10]), ({"every_epochs": 1}, [5, 10]), ({}, [10])],
-    ids=["steps", "epochs", "minutes"],
+    [
+        ({"every_steps": 2}, [2, 4, 6, 8, 10]),
+        ({"every_epochs": 1}, [5, 10]),
+        ({"every_minutes": 1e-6}, [*range(1, 11)]),
+        ({}, [10]),
+    ],
+    ids=["steps", "epochs", "minutes", "ten minutes"],
 )
 def test_the_interval_is_in_steps_epochs_or_minutes(
-    interval: dict[str, int], expected: list[int], cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
+    interval: dict[str, float], expected: list[int], cli_here: Cli, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Five steps an epoch, and a validation at the end."""
     config = write_config(checkpoint=interval, validate__every=2)
