@@ -31,7 +31,7 @@ def fill_disk(root: Path, dataset: Path, environ: Mapping[str, str]) -> Report:
                 _fill(filler)
                 code = process.wait(timeout=120)
             report.begin()
-            count_left(training, "full", report, is_over=True)
+            count_left(training, "full", report, has_launcher=True, is_over=True)
             said = training.said()
             report.expect(code == 4, f"ended with {code}: {said[-300:]}")
             report.expect("bytes" in said and "are free" in said, f"does not say what is free: {said[-300:]}")
@@ -40,7 +40,7 @@ def fill_disk(root: Path, dataset: Path, environ: Mapping[str, str]) -> Report:
             filler.unlink()
             with training.start("room again") as process:
                 report.expect(process.wait(timeout=120) == 0, training.said()[-300:])
-            count_left(training, "room again", report, is_over=True)
+            count_left(training, "room again", report, has_launcher=True, is_over=True)
             report.compare(training.outcome(), expected, "with room again")
     return report
 

@@ -35,11 +35,11 @@ def stop_ranks(
             wanted = (TRAINING, VALIDATING, SAVING)[number % 3]
             with training.start("hangs") as process:
                 _stop_one(training, process, wanted, report, chance)
-            count_left(training, "hangs", report, is_over=False)
+            count_left(training, "hangs", report, has_launcher=True)
             again = uuid.uuid4().hex
             with training.start(again) as process:
                 code = process.wait(timeout=300)
-            count_left(training, again, report, is_over=True)
+            count_left(training, again, report, has_launcher=True, is_over=True)
             if code == 0:
                 report.compare(training.outcome(), expected, training.root.name)
             else:

@@ -72,8 +72,8 @@ def kill_at_random(
 
 def _disturb(training: Training, report: Report, chance: random.Random, kills: int) -> bool:
     """Start a training again and again, each time killed, until it ends by itself or there were kills enough."""
-    committed = 0
     while True:
+        committed = _committed(training)
         mark, enough = uuid.uuid4().hex, report.tried >= kills
         before = len(training.said().encode())
         known = len(training.heard())
@@ -83,16 +83,20 @@ def _disturb(training: Training, report: Report, chance: random.Random, kills: i
             elif not enough:
                 _await_moment(training, process, chance, known)
             if not enough and process.poll() is None:
-                _kill(training, process, mark, report, chance, known, before)
+                committed = _kill(training, process, mark, report, chance, known, before)
             code = process.wait(timeout=300)
-        count_left(training, mark, report, is_over=code == 0)
+        count_left(training, mark, report, has_launcher=code >= 0, is_over=code == 0)
         last = load_last(training.run, lambda text: report.wrong.append(f"a damaged checkpoint: {text}"))
         step = last.step if last is not None else 0
         report.expect(step >= committed, f"{training.root.name}: step {committed} was committed, {step} is left")
-        committed = step
         if code == 0 or enough:
             report.expect(code == 0, f"{training.root.name} ended with {code}: {training.said(before)[-500:]}")
             return code == 0
+
+
+def _committed(training: Training) -> int:
+    """The step of the last checkpoint that was published; 0: there is none."""
+    return int(training.run.last.readlink().name.partition("-")[2]) if training.run.last.is_symlink() else 0
 
 
 def _await_commit(training: Training, process: Started) -> None:
@@ -122,12 +126,14 @@ def _kill(
     chance: random.Random,
     known: int,
     before: int,
-) -> None:
-    moment, is_committed = training.does(known), training.run.last.exists()
+) -> int:
+    """Kill all of it or a part; the step that was committed when the kill came."""
+    moment = training.does(known)
     everyone = [pid for pid in marked(mark) if pid != process.pid]
     ranks = {pid: rank for pid in everyone if (rank := rank_of(pid)) is not None}
     whom = chance.choice(["everything", "one rank", "the launcher"]) if ranks else "everything"
     one = chance.choice(list(ranks)) if ranks else process.pid
+    committed = _committed(training)
     for pid in {"everything": [process.pid, *everyone], "one rank": [one]}.get(whom, [process.pid]):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -137,7 +143,7 @@ def _kill(
     report.begin()
     report.count(f"while {moment}")
     report.count(f"of {whom}")
-    if is_committed:
+    if committed:
         report.count(_AFTER_COMMIT)
     if whom == "one rank":
         place = "" if moment in (STARTING, PREPARING) else r"( while evaluating)? (at|after) step \d+"
@@ -149,3 +155,4 @@ def _kill(
         said = training.said(before)
         is_named = code == 1 and re.search(name, said) is not None
         report.expect(is_named, f"{training.root.name}, {moment}: {code} without {name!r}: {said[-300:]}")
+    return committed

@@ -13,23 +13,24 @@ from chaos.training import Training, marked
 from voxscale.files import is_locked
 
 _GONE_S = 20.0
-_CACHE_OF_TORCH = "torchinductor_"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where voxscale has it
 
 
-def count_left(training: Training, mark: str, report: Report, *, is_over: bool) -> None:
+def count_left(training: Training, mark: str, report: Report, *, has_launcher: bool, is_over: bool = False) -> None:
     """Wait for the processes of a start to be gone, and put down all that stays.
 
-    Where everything was killed at once nobody was left to remove files: those count when the run `is_over`, since the
-    next start has to remove them.
+    A launcher that was not killed has to remove memory and temporary folders, whatever became of its ranks. Else nobody
+    was left to do so: those count at the end of the start after it, as what a killed save has begun does in any case,
+    when the run `is_over`.
     """
     until = time.monotonic() + _GONE_S
     while (left := _living(training, mark)) and time.monotonic() < until:
         time.sleep(0.02)
-    if is_over:
+    if has_launcher:
         left += [f"shared memory {path}" for path in _shared_memory(training)]
-        aside = [*training.temporary.iterdir(), *training.root.rglob(".*.tmp")]
-        left += [f"file {path.name}" for path in aside if not path.name.startswith(_CACHE_OF_TORCH)]
+        left += [f"file {path.name}" for path in training.temporary.iterdir()]
+    if is_over:
+        left += [f"file {path.name}" for path in training.root.rglob(".*.tmp")]
     for what in left:
         report.wrong.append(f"{training.root.name}: {what} is left")
     report.add("left behind", len(left))

@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,29 @@ _OPERATIONS = (
     *("open", "os.mkdir", "os.chmod", "os.rename", "os.remove", "os.rmdir", "os.symlink"),
     *("os.listdir", "os.scandir"),
 )
+_DELETIONS = ("os.remove", "os.rmdir")
 _STEPS = (2, 4, 6)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What the disturbed save keeps, and whether it is the best so far."""
+
+    keep: int
+    is_best: bool
+
+    def save(self, run: RunFolder, step: int) -> None:
+        is_best = step == _STEPS[0] or (self.is_best and step == _STEPS[-1])
+        save_checkpoint(run, make_checkpoint(step), keep=self.keep, is_best=is_best)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The steps that are there in the end."""
+        best = _STEPS[-1] if self.is_best else _STEPS[0]
+        return tuple(sorted({best, *_STEPS[-self.keep :]}))
+
+
+_WAYS = (_Way(keep=2, is_best=False), _Way(keep=1, is_best=True))  # one deletes nothing, the other all before it
 
 
 def make_checkpoint(step: int) -> Checkpoint:
@@ -44,50 +68,60 @@ def kill_in_saves(root: Path) -> Report:
     """Save after two earlier generations and be killed at the first file operation, the second, and so on."""
     report = Report("kill -9 at each file operation of a save")
     with report.timed():
-        at = 1
-        while True:
-            folder = RunFolder(root / f"save-{at}")
-            for step in _STEPS[:-1]:
-                save_checkpoint(folder, make_checkpoint(step), keep=2, is_best=step == _STEPS[0])
-            if not _saved_until(folder, at):
-                break
-            report.tried += 1
-            _check_after_kill(folder, report, at)
-            shutil.rmtree(folder.root)
-            at += 1
-        shutil.rmtree(folder.root)
+        for way in _WAYS:
+            _kill_at_each(root, way, report)
     return report
 
 
-def _check_after_kill(run: RunFolder, report: Report, at: int) -> None:
+def _kill_at_each(root: Path, way: _Way, report: Report) -> None:
+    folder = RunFolder(root / "save")
+    for at in count(1):
+        for step in _STEPS[:-1]:
+            way.save(folder, step)
+        is_over = not _saved_until(folder, at, way)
+        if not is_over:
+            report.tried += 1
+            _check_after_kill(folder, report, at, way)
+        shutil.rmtree(folder.root)
+        if is_over:
+            return
+
+
+def _check_after_kill(run: RunFolder, report: Report, at: int, way: _Way) -> None:
     """What was committed is there and whole; saving again comes to the end that it would have come to."""
     found = load_last(run, lambda text: report.wrong.append(f"operation {at}: {text}"))
     report.expect(found is not None and found.step in _STEPS[1:], f"operation {at}: {found and found.step} is left")
     report.count(f"left step {found.step}" if found else "left nothing")
     for name in _cut_off(run):
         report.count(f"left a part of {name}")
-    best = load_checkpoint(run.best)
-    report.expect(best.step == _STEPS[0], f"operation {at}: the best is step {best.step}")
-    save_checkpoint(run, make_checkpoint(_STEPS[-1]), keep=2, is_best=False)
+    best = load_checkpoint(run.best).step
+    report.expect(best in {_STEPS[0], way.kept[-1 if way.is_best else 0]}, f"operation {at}: the best is {best}")
+    if best == _STEPS[-1]:
+        report.count("moved the best")
+    if len(list(run.checkpoints.glob("step-*"))) < len(_STEPS) and found and found.step == _STEPS[-1]:
+        report.count("deleted old ones")
+    way.save(run, _STEPS[-1])
     report.expect(load_checkpoint(run.last).step == _STEPS[-1], f"operation {at}: cannot be saved again")
     names = sorted(path.name for path in run.checkpoints.iterdir())
-    expected = ["best", "last", *(run.checkpoint(step).name for step in _STEPS)]
+    expected = ["best", "last", *(run.checkpoint(step).name for step in way.kept)]
     report.expect(names == expected, f"operation {at}: found {names}")
 
 
 def _cut_off(run: RunFolder) -> list[str]:
     """The files that the killed save had begun to write: they are as long as those of the step before."""
+    if not list(run.checkpoints.glob(".step-*.tmp")):
+        return []
     whole = {path.name: path.stat().st_size for path in run.checkpoint(_STEPS[1]).iterdir()}
     begun = run.checkpoints.glob(".*.tmp/*")
     return [path.name for path in begun if 0 < path.stat().st_size < whole[path.name]]
 
 
-def _saved_until(run: RunFolder, at: int) -> bool:
+def _saved_until(run: RunFolder, at: int, way: _Way) -> bool:
     """Save in a process of its own that is killed at its `at`-th file operation; whether it came so far."""
     child = os.fork()
     if child == 0:
         _die_at(at, run.checkpoints)
-        save_checkpoint(run, make_checkpoint(_STEPS[-1]), keep=2, is_best=False)
+        way.save(run, _STEPS[-1])
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
@@ -101,19 +135,24 @@ def _die_at(at: int, folder: Path) -> None:
     """
     left = at
 
-    def count() -> None:
+    def tick() -> None:
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _OPERATIONS and str(folder) in str(arguments[:2]):
-            count()
+        if event in _OPERATIONS and str(folder) in place_of(event, arguments):
+            tick()
+
+    def place_of(event: str, arguments: tuple[Any, ...]) -> str:
+        """A deletion may name a file of a folder that is open."""
+        opened = arguments[1] if event in _DELETIONS else -1
+        return str(Path(f"/proc/self/fd/{opened}").readlink()) if opened >= 0 else str(arguments[:2])
 
     def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            count()
+            tick()
             return operation(*arguments)
 
         return call
@@ -121,7 +160,7 @@ def _die_at(at: int, folder: Path) -> None:
     def write_in_parts(path: Path, content: bytes) -> int:
         with path.open("wb", buffering=0) as stream:
             for part in (content[: len(content) // 2], content[len(content) // 2 :]):
-                count()
+                tick()
                 stream.write(part)
         return len(content)
 

@@ -22,15 +22,17 @@ def test_kills_lose_nothing(run_python: Callable[..., Finished]) -> None:
         assert report["seen"]["runs ended alike"] >= 1
         assert report["seen"]["after a commit"] >= 1, "else no run had anything to go on from"
     assert len(done.json) == 2
+    assert sum(report["took_s"] for report in done.json) < 180, "it is to be short"
 
 
 def test_a_save_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
     report = kill_in_saves(tmp_path)
     assert not report.wrong
-    assert report.tried > 20
+    assert report.tried > 100
     names = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
     parts = {f"left a part of {name}" for name in names}
-    assert report.seen.keys() == {"left step 4", "left step 6"} | parts, "before the rename the old one is the last"
+    left = {"left step 4", "left step 6"}  # before the rename the old one is the last
+    assert report.seen.keys() == left | parts | {"moved the best", "deleted old ones"}
 
 
 def test_damage_is_noticed(tmp_path: Path) -> None:
