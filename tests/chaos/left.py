@@ -27,7 +27,7 @@ def count_left(training: Training, mark: str, report: Report, *, has_launcher: b
     while (left := _living(training, mark)) and time.monotonic() < until:
         time.sleep(0.02)
     if has_launcher:
-        left += [f"shared memory {path}" for path in _shared_memory(training)]
+        left += [f"shared memory {path}" for path in shared_memory_of(training.run.root)]
         left += [f"file {path.name}" for path in training.temporary.iterdir()]
     if is_over:
         left += [f"file {path.name}" for path in training.root.rglob(".*.tmp")]
@@ -47,6 +47,6 @@ def _living(training: Training, mark: str) -> list[str]:
     ]
 
 
-def _shared_memory(training: Training) -> list[Path]:
-    name = hashlib.sha256(str(training.run.root).encode()).hexdigest()[:16]
+def shared_memory_of(run: Path) -> list[Path]:
+    name = hashlib.sha256(str(run).encode()).hexdigest()[:16]
     return list(SHARED_MEMORY.glob(f"*{name}*"))
