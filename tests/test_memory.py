@@ -33,7 +33,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
                 "sys/fs/cgroup/job_7/step_0/memory.current": "5\n",
                 "sys/fs/cgroup/job_7/memory.max": f"{4 * GIB}\n",
                 "sys/fs/cgroup/job_7/memory.current": f"{3 * GIB}\n",
-                "sys/fs/cgroup/job_7/memory.stat": f"anon {GIB}\ninactive_file {2 * GIB}\n",
+                "sys/fs/cgroup/job_7/memory.stat": f"anon {GIB}\ninactive_file {GIB}\nactive_file {GIB}\n",
             },
             3 * GIB,
         ),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # each with its field of /proc/self/statm
-_V2 = ("memory.max", "memory.current", "inactive_file")
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
 def available_memory(system: Path = Path("/")) -> int:
@@ -42,13 +42,14 @@ def _of_groups(system: Path) -> Iterator[int]:
                 yield left
 
 
-def _left_in(folder: Path, limit: str, used: str, reclaimed: str) -> int | None:
+def _left_in(folder: Path, limit: str, used: str, reclaimed: tuple[str, ...]) -> int | None:
     """What a group may still take; files that it has read are let go of when memory is short."""
     try:
         most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
     except (OSError, ValueError):  # no such group in sight, or `max`
         return None
-    return most - taken + _numbers(folder / "memory.stat").get(reclaimed, 0)
+    numbers = _numbers(folder / "memory.stat")
+    return most - taken + sum(numbers.get(name, 0) for name in reclaimed)
 
 
 def _of_limits() -> Iterator[int]:

@@ -531,6 +531,7 @@ def test_folds_are_an_array(
     text = (run / "launch" / "job.sbatch").read_text()
     assert "#SBATCH --array=1-2" in text
     assert run.stat().st_mode & 0o777 == 0o700
+    assert here.code == 0, here.err
     assert done.json["summary"] == here.json["summary"]
     assert done.json["test"] == here.json["test"]
 
