@@ -64,6 +64,20 @@ def test_a_run_with_few_steps_left_is_traced_all_the_same(cli_here: Cli, write_c
     assert any(event.get("name") == "ProfilerStep#0" for event in _events(RunFolder(tmp_path / "run").trace(0)))
 
 
+@pytest.mark.parametrize(("batch", "epochs", "traced"), [(18, 2, 1), (3, 1, 4)])
+def test_a_trace_holds_the_steps_that_it_counts(
+    cli_here: Cli, write_config: Write, tmp_path: Path, batch: int, epochs: int, traced: int
+) -> None:
+    """Of two steps, and of six: the last is over when the last is traced."""
+    config = write_config(train__batch=batch, train__epochs=epochs, validate__every=epochs)
+    done = cli_here("train", config, "--devices", 1, "--run", tmp_path / "run", "--profile")
+    assert done.code == 0, done.err
+    names = [str(event.get("name", "")) for event in _events(RunFolder(tmp_path / "run").trace(0))]
+    assert any("convolution_backward" in name for name in names)
+    assert sum(name.startswith("Optimizer.step#") for name in names) == traced
+    assert f"{traced} step{'s' if traced > 1 else ''} of rank 0" in done.out
+
+
 def test_jobs_and_ray_pass_the_wish_on_to_their_ranks(tmp_path: Path) -> None:
     for wanted in (False, True):
         request = Request(2, 2, profile=wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,13 @@ from voxscale.train.saver import Saver
 from voxscale.train.stop import StopRequest
 from voxscale.train.trainer import Taken, Trainer
 
+Timing = Mapping[str, float]  # of a step: data_s, waiting for its patches, and step_s, all of it
+Watch = Callable[[Timing], None]
+
+
+def unwatched(timing: Timing) -> None:
+    """Nobody looks at the ends of steps."""
+
 
 @dataclass
 class Progress:
@@ -45,12 +52,13 @@ _KEPT = ("step", "best", "validated", "wall_s")  # of the progress, in a checkpo
 class Loop:
     """Trains a job from wherever its progress is to the end of the plan. One per rank, all in step."""
 
-    def __init__(self, job: Job, stop: StopRequest, events: Events, console: Console) -> None:
+    def __init__(self, job: Job, stop: StopRequest, events: Events, console: Console, watch: Watch = unwatched) -> None:
+        """`watch` is called at the end of each step."""
         self.job = job
         self.progress = Progress()
-        self.stop, self._events, self._console = stop, events, console
+        self.stop, self._events, self._console, self._watch = stop, events, console, watch
         self._trainer = Trainer(job)
-        self._taken: tuple[Taken, dict[str, float]] | None = None
+        self._taken: tuple[Taken, Timing] | None = None
         self._settings: dict[str, Any] = {}
         self._saver = Saver(
             job.run, keep=job.config.checkpoint.keep, tell=lambda event: events.write("checkpoint", **event)
@@ -151,7 +159,9 @@ class Loop:
         self._report_taken()  # the step before this one, whose numbers have come by now
         self.progress.step += 1
         self.progress.steps_here += 1
-        self._taken = taken, {"data_s": round(waited, 6), "step_s": round(time.monotonic() - began, 6)}
+        timing = {"data_s": round(waited, 6), "step_s": round(time.monotonic() - began, 6)}
+        self._taken = taken, timing
+        self._watch(timing)
 
     def _report_taken(self) -> None:
         """Report the last step, if that is still to be done. Raises NotFiniteError."""

@@ -11,17 +11,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from voxscale.files import publish, write_text
 from voxscale.runs import RunFolder
-from voxscale.train.events import Events
 from voxscale.train.job import Job
+from voxscale.train.loop import Timing, Watch, unwatched
 
 _SKIPPED, _TRACED = 2, 4  # steps: buffers are made and buckets regrouped in the first ones
 _LISTED = 15  # operators
@@ -31,56 +29,40 @@ _SILENT = "99"  # the library would print a line whenever it starts and stops
 
 
 @contextmanager
-def profiled(inner: Events, job: Job, *, first_step: int) -> Iterator[Events]:
-    """Events that are passed on, and by which a profiler follows the steps from `first_step` on. Every rank calls this.
+def profiled(job: Job, *, first_step: int) -> Iterator[Watch]:
+    """What is to be called at the end of each step from `first_step` on; a profiler follows by it. On every rank.
 
     Each rank writes its trace, rank 0 what cost most, as soon as the last of the steps is over.
     """
     left = job.plan.num_steps - first_step + 1
     if left < 1:
-        yield inner
+        yield unwatched
         return
     skipped = min(_SKIPPED, left - 1)
-    steps = _Steps(inner, skipped)
+    taken: list[Timing] = []
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)  # read when the profiler first starts
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if job.device.type == "cuda" else [])]
     with profile(
         activities=activities,
         schedule=schedule(wait=0, warmup=skipped, active=min(_TRACED, left - skipped), repeat=1),
-        on_trace_ready=lambda tracer: _keep(tracer, job, steps),
+        on_trace_ready=lambda tracer: _keep(tracer, job, taken[skipped : skipped + _TRACED]),
     ) as tracer:
-        steps.tracer = tracer
-        yield steps
+
+        def watch(timing: Timing) -> None:
+            taken.append(timing)
+            tracer.step()
+
+        yield watch
 
 
-@dataclass
-class _Steps:
-    """Passes every event on, and tells the profiler of each step's end."""
-
-    inner: Events
-    skipped: int
-    tracer: profile | None = None
-    taken: list[tuple[float, float]] = field(default_factory=list)  # seconds: waiting for data, all
-
-    def write(self, event: str, **fields: Any) -> None:
-        self.inner.write(event, **fields)
-        if event == "train" and self.tracer is not None:
-            self.taken.append((fields["data_s"], fields["step_s"]))
-            self.tracer.step()
-
-    @property
-    def traced(self) -> list[tuple[float, float]]:
-        return self.taken[self.skipped : self.skipped + _TRACED]
-
-
-def _keep(tracer: profile, job: Job, steps: _Steps) -> None:
-    if not steps.traced:  # stopped before the first of them was over
+def _keep(tracer: profile, job: Job, traced: Sequence[Timing]) -> None:
+    if not traced:  # stopped before the first of them was over
         return
     run, world = job.run, job.world
     _write_trace(tracer, run.trace(world.rank))
     if world.is_main:
         on_gpu = job.device.type == "cuda"
-        write_text(run.top_costs, render_costs(list(tracer.key_averages()), steps.traced, on_gpu=on_gpu, run=run))
+        write_text(run.top_costs, render_costs(list(tracer.key_averages()), traced, on_gpu=on_gpu, run=run))
 
 
 def _write_trace(tracer: profile, path: Path) -> None:
@@ -92,11 +74,11 @@ def _write_trace(tracer: profile, path: Path) -> None:
 
 
 def render_costs(
-    operators: Sequence[FunctionEventAvg], steps: Sequence[tuple[float, float]], *, on_gpu: bool, run: RunFolder
+    operators: Sequence[FunctionEventAvg], steps: Sequence[Timing], *, on_gpu: bool, run: RunFolder
 ) -> str:
     """What `profile/top.txt` says: where the time of rank 0's steps went, by kind and by operator."""
-    count, whole = len(steps), sum(step for _, step in steps)
-    data = sum(waited for waited, _ in steps)
+    count, whole = len(steps), sum(each["step_s"] for each in steps)
+    data = sum(each["data_s"] for each in steps)
     own = {str(each.key): each for each in operators if not str(each.key).startswith(_OF_PROFILER)}
     spent = {
         key: float(each.self_device_time_total if on_gpu else each.self_cpu_time_total) for key, each in own.items()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from voxscale.train.environment import describe_environment
 from voxscale.train.events import Events, JsonlEvents, NullEvents
 from voxscale.train.exact import batch_norms
 from voxscale.train.job import Job, open_job
-from voxscale.train.loop import Loop
+from voxscale.train.loop import Loop, Watch, unwatched
 from voxscale.train.ownership import claimed
 from voxscale.train.probe import settle
 from voxscale.train.rank import add_rank_arguments, require, run_as_rank
@@ -61,14 +61,15 @@ def train_run(run: RunFolder, world: World, environ: Mapping[str, str], *, profi
         began_before = run.events.exists()
         done = checkpoint.step if checkpoint is not None else 0
         with (
-            _open_events(job, first_step=done + 1, profile=profile) as events,
+            _open_events(job, first_step=done + 1) as events,
+            _watched(job, first_step=done + 1, profile=profile) as watch,
             open_console(job.plan, job.config.log, done + 1, is_main=world.is_main) as console,
         ):
             for warning in [*warnings, *_cautions(job)]:
                 console.warn(warning)
             if chosen:
                 console.line(chosen)
-            loop = Loop(job, stop, events, console)
+            loop = Loop(job, stop, events, console, watch)
             if checkpoint is None and job.config.train.init_from is not None:
                 transfer = start_from(Path(job.config.train.init_from), job.model)
                 console.line(f"from {job.config.train.init_from}: {transfer.as_text()}")
@@ -115,8 +116,8 @@ def _owned(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def _open_events(job: Job, *, first_step: int, profile: bool) -> Iterator[Events]:
-    """Where events go: the file, TensorBoard and the profiler if wanted. Ranks other than 0 write to a null object."""
+def _open_events(job: Job, *, first_step: int) -> Iterator[Events]:
+    """Where events go: the file, and TensorBoard if wanted. Ranks other than 0 write to a null object."""
     with ExitStack() as stack:
         events: Events = NullEvents()
         if job.world.is_main:
@@ -126,11 +127,16 @@ def _open_events(job: Job, *, first_step: int, profile: bool) -> Iterator[Events
 
             events = tracked = TensorBoardEvents(job.run.tensorboard, events, first_step=first_step)
             stack.callback(tracked.close)
-        if profile:
-            from voxscale.train.profile import profiled
-
-            events = stack.enter_context(profiled(events, job, first_step=first_step))
         yield events
+
+
+def _watched(job: Job, *, first_step: int, profile: bool) -> AbstractContextManager[Watch]:
+    """Who looks at the ends of steps: the profiler, if it is wanted."""
+    if not profile:
+        return nullcontext(unwatched)
+    from voxscale.train.profile import profiled
+
+    return profiled(job, first_step=first_step)
 
 
 def _cautions(job: Job) -> Iterator[str]:
