@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,22 @@ def test_auto_is_settled_once(train: Callable[..., Path], monkeypatch: pytest.Mo
     (run / "config.yaml").write_text(changed)
     done = cli_here("train", run.with_suffix(".yaml"), "--devices", 1, "--run", run)
     assert (done.code, "changed since the run was made" in done.err) == (2, True)
+
+
+def test_a_step_of_many_passes_counts_as_long_as_it_takes(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a micro-batch of one patch a step of four takes four times as long as what is timed."""
+    job = probe.open_job(probe.RunFolder(train("run", steps=1, micro_batch=1)), probe.World(), {})
+    unsettled = job.config.train.model_copy(update={"channels_last": "auto"})
+    job = replace(job, config=job.config.model_copy(update={"train": unsettled}))
+    assert job.plan.accumulate == 4
+    monkeypatch.setattr(probe, "_measure", lambda *_, **__: 1.0)
+    monkeypatch.setattr(probe, "_measure_apart", lambda *_, **__: 1.0)
+    for limit, worth in ((4 * job.plan.num_steps - 1, True), (4 * job.plan.num_steps + 1, False)):
+        monkeypatch.setattr(probe, "_WORTH_MEASURING_S", limit)
+        _, tried = probe.choose_compute(job, {}, None, probe.Pace(job.world, job.device))
+        assert bool(tried) == worth
 
 
 def test_what_ends_its_process_is_not_chosen(

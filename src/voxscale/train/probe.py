@@ -80,14 +80,14 @@ def choose(job: Job, environ: Mapping[str, str], stop: StopRequest | None = None
     (settled, *_) = gather_records(own, job.world, job.device, together=True)
     job = job.settled(settled)
     compared = ", ".join(f"{name} {seconds:.3g}" for name, seconds in step_s.items())
-    return job, f"computing in {describe_compute(chosen)} (seconds a step: {compared})" if compared else ""
+    return job, f"computing in {describe_compute(chosen)} (seconds a micro-step: {compared})" if compared else ""
 
 
 def choose_compute(
     job: Job, environ: Mapping[str, str], stop: StopRequest | None, pace: Pace
 ) -> tuple[Compute, dict[str, float]]:
-    """The fastest way, and the seconds that a step took in each that was tried; what the config states is kept."""
-    train, num_steps = job.config.train, job.plan.num_steps
+    """The fastest way, and the seconds of a micro-step in each that was tried; what the config states is kept."""
+    train, passes = job.config.train, job.plan.num_steps * job.plan.accumulate
     chosen = Compute.of(train, job.device)
     with _first_batch(job) as batch, buffers_untouched(job.model):
         try:
@@ -97,12 +97,12 @@ def choose_compute(
                 raise
             raise out_of_memory(error, step=1, plan=job.plan, cases=batch.cases) from error
     job.model.zero_grad()
-    if once * num_steps < _WORTH_MEASURING_S:
+    if once * passes < _WORTH_MEASURING_S:
         return chosen, {}
     best = _measure_apart(job, chosen, environ, stop)
     tried = {describe_compute(chosen): best}
     for change in _changes(job.config, job.device):
-        if "compile" in change and best * num_steps < _WORTH_COMPILING_S:
+        if "compile" in change and best * passes < _WORTH_COMPILING_S:
             continue
         pace.advance()
         way = replace(chosen, **change)
@@ -135,7 +135,7 @@ def _half_precision(device: torch.device) -> str | None:
 
 
 def _measure_apart(job: Job, way: Compute, environ: Mapping[str, str], stop: StopRequest | None = None) -> float:
-    """Seconds of a step in a process of its own; for ever, if it does not come back with a figure."""
+    """Seconds of a micro-step in a process of its own; for ever, if it does not come back with a figure."""
     command = [sys.executable, "-m", "voxscale.train.probe", str(job.run.root)]
     command += ["--micro-batch", str(job.plan.micro_batch), "--precision", way.precision]
     command += [option for option, used in (("--channels-last", way.channels_last), ("--compile", way.compile)) if used]
