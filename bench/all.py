@@ -114,7 +114,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def rows_of(name: str, each: Mapping[str, Any]) -> Iterator[str]:
-    """Rows of the table: of every ratio that a benchmark is to print, whether it has or not."""
+    """Rows of the table: of every ratio that a benchmark is to print, whether it has or not, and of what it tells."""
     if each["result"] is None:
         yield f"| {name} | | **failed with {each['exit_code']}** | | |"
         return
@@ -126,6 +126,8 @@ def rows_of(name: str, each: Mapping[str, Any]) -> Iterator[str]:
             continue
         met = "" if ratio.goal is None else "reached" if ratio.meets(found[key]) else "**missed**"
         yield f"| {name} | `{key}` | {found[key]:.3g} | {goal} | {met} |"
+    for key, value in BENCHES[name].beside(each["result"]).items():
+        yield f"| {name} | `{key}` | {value:.3g} | | |"
 
 
 def with_table(text: str, table: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -36,6 +36,7 @@ class Bench:
     words: tuple[str, ...] = ()
     full: tuple[str, ...] | None = None  # words of the whole; None: the same
     quick: bool = True  # part of the quick subset
+    told: tuple[str, ...] = ()  # what stands in the table beside the ratios, and is held to nothing
 
     def command(self, *, whole: bool) -> list[str]:
         words = self.words if not whole or self.full is None else self.full
@@ -43,7 +44,15 @@ class Bench:
 
     def found(self, result: Mapping[str, Any]) -> dict[str, float]:
         """The ratios that a run has printed: `rank.total_s` is that key, or what its parts lead to."""
-        values = {name: result.get(name, reduce(_inside, name.split("."), result)) for name in self.ratios}
+        return self._values(result, self.ratios)
+
+    def beside(self, result: Mapping[str, Any]) -> dict[str, float]:
+        """What is told beside them."""
+        return self._values(result, self.told)
+
+    @staticmethod
+    def _values(result: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+        values = {name: result.get(name, reduce(_inside, name.split("."), result)) for name in names}
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
@@ -77,7 +86,23 @@ BENCHES = {
         words=("--rounds", "3"),
         full=("--rounds", "7"),
     ),
-    "plan": Bench("plan", {"off.step_s": less(0.15), "off.node_mb": less(0.15)}),
+    "variants": Bench(
+        "step",
+        {},
+        words=("--variants", "all", "--rounds", "2"),
+        full=("--variants", "all", "--rounds", "5"),
+        quick=False,
+        told=tuple(
+            f"ratio.{name}"
+            for name in (
+                *("static_graph", "bucket_1mb", "bucket_5mb", "no_bucket_view", "pinned"),
+                *("threads_2", "workers_2", "prefetch_1"),
+            )
+        ),
+    ),
+    "plan": Bench(
+        "plan", {"off.step_s": less(0.15), "off.node_mb": less(0.15)}, words=("--steps", "24"), full=("--steps", "40")
+    ),
     "startup": Bench("startup", {"help.ratio": less(1.3), "first_step_s": seconds(1)}),
     "patches": Bench(
         "patches",
@@ -92,7 +117,13 @@ BENCHES = {
         words=("--data", "data/brats-like", "--patch", "128", "128", "128", "--threads", "1"),
     ),
     "checkpoint": Bench("checkpoint", {"cost": less(0.02)}),
-    "train_job": Bench("train_job", {"ratio": more(1.3), "ratio.with_prepare": more()}, ("--rounds", "1"), ()),
+    "train_job": Bench(
+        "train_job",
+        {"ratio": more(1.3), "ratio.with_prepare": more()},
+        words=("--rounds", "3", "--epochs", "1", "--no-limit"),
+        full=(),
+        told=("gain.startup_s", "gain.data_s", "gain.compute_and_loss_s"),
+    ),
     "stream": Bench("stream", {"rank.total_s": seconds(2), "rank.peak_mb": less(200)}, quick=False),
     "windows": Bench(
         "windows",

@@ -15,7 +15,7 @@ sys.path.insert(0, str(REPOSITORY / "bench"))
 
 from all import BEGIN, END, chosen, render, with_table
 from ratios import BENCHES, less, more
-from step import GOALS
+from step import GOALS, VARIANTS
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -71,6 +71,31 @@ def test_what_became_slower_is_said(tmp_path: Path) -> None:
     assert wrong.stderr.startswith(f"{new}: expected a file that bench/all.py --out wrote")
 
 
+TINY = {
+    "step": "--rounds 1 --steps 2 --patch 32",
+    "variants": "--variants all --rounds 1 --steps 2 --patch 32",
+    "plan": "--only quick --ranks 1 --steps 8",
+    "startup": "--rounds 1",
+    "train_job": "--scale small --rounds 1 --epochs 1 --no-limit",
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", TINY)
+def test_a_benchmark_prints_all_that_the_table_is_to_hold(name: str) -> None:
+    bench = BENCHES[name]
+    words = [sys.executable, REPOSITORY / "bench" / f"{bench.script}.py", *TINY[name].split(), "--json"]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(bench.found(result)) == set(bench.ratios)
+    assert set(bench.beside(result)) == set(bench.told)
+
+
+def test_every_setting_stands_in_the_table() -> None:
+    assert set(BENCHES["variants"].told) == {f"ratio.{name}" for name in VARIANTS if name != "plain"}
+
+
 def _run(**results: dict[str, float] | None) -> dict[str, object]:
     machine = {"processor": "Some CPU", "cpus": 2, "memory_gb": 8, "gpus": 0, "python": "3.11", "torch": "2.13"}
     benches = {
@@ -92,6 +117,8 @@ def test_the_table_says_what_was_reached_missed_and_not_measured() -> None:
         "python bench/step.py  # 60 s",
     ):
         assert row in table.splitlines()
+    gains = {"ratio": 1.4, "gain.startup_s": -1.5, "gain.data_s": 2.0, "gain.compute_and_loss_s": 26.7}
+    assert "| train_job | `gain.compute_and_loss_s` | 26.7 | | |" in render(_run(train_job=gains)).splitlines()
 
 
 def test_the_table_on_the_page_is_replaced_and_all_else_kept() -> None:
