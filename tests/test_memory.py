@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from voxscale.memory import available_memory
+from voxscale.memory import available_memory, given_memory
 
 GIB = 2**30
 
@@ -70,3 +71,33 @@ def test_a_limit_of_the_process_counts(limit: int) -> None:
 
 def test_here_there_is_some() -> None:
     assert 0 < available_memory() < 2**50
+
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/job/step\n", {"job/step/memory.max": "max", "job/memory.max": GIB}),
+        ("0::/../outside\n", {"memory.max": GIB}),
+        ("0::/\n", {"memory.max": GIB}),
+        ("4:cpu:/a\n3:memory:/a/b\n", {"memory/a/b/memory.limit_in_bytes": GIB, "a/memory.max": 1}),
+        ("3:memory:/seen/outside\n", {"memory/memory.limit_in_bytes": GIB}),
+        ("3:memory:/\n0::/\n", {"memory/memory.limit_in_bytes": 2**63 - 4096, "memory.max": "max"}),
+    ],
+    ids=["above", "outside", "container", "version 1", "version 1, container", "no limit"],
+)
+def test_a_container_has_what_it_was_given(groups: str, files: dict[str, object], tmp_path: Path) -> None:
+    texts = {f"sys/fs/cgroup/{name}": f"{content}\n" for name, content in files.items()}
+    system = write(tmp_path, {"proc/self/cgroup": groups, **texts})
+    assert given_memory({}, system) == (GIB if GIB in files.values() else MACHINE)
+
+
+def test_the_share_of_a_job_counts_on_its_nodes(tmp_path: Path) -> None:
+    node = {"SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
+    assert given_memory({"SLURM_MEM_PER_NODE": "512"}, tmp_path) == MACHINE, "a shell of salloc is not on its nodes"
+    assert given_memory({**node, "SLURM_MEM_PER_NODE": "512"}, tmp_path) == GIB // 2
+    assert given_memory({**node, "SLURM_MEM_PER_CPU": "64"}, tmp_path) == GIB // 4
+    assert given_memory({**node, "SLURM_MEM_PER_NODE": "0"}, tmp_path) == MACHINE, "all of it"
+    assert 0 < given_memory(os.environ) <= MACHINE

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import Cli
+from measured import COSTS
 from voxscale.config.load import read_config
+from voxscale.config.schema import Config
 from voxscale.config.site import Site
+from voxscale.files import write_json
 from voxscale.launch.asking import plan_request
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.measuring import measure_local, opened_aside
+from voxscale.launch.measuring import kept_costs, measure_local, opened_aside
 from voxscale.launch.partitions import Cluster, Node, Partition
-from voxscale.launch.sbatch import Request, memory_of
+from voxscale.launch.placing import with_scratch
+from voxscale.launch.sbatch import Placement, Planned, Request, memory_of
+from voxscale.launch.scaling import scale_config
 from voxscale.plan.costs import Costs
 from voxscale.plan.links import Link, Links
+from voxscale.plan.predict import Layout
+from voxscale.plan.resources import Machine
 from voxscale.plan.simulate import Work, simulate_step
 
 Write = Callable[..., Path]
@@ -65,21 +72,112 @@ def test_a_plan_says_what_a_run_takes(cli_here: Cli, config: Path, tmp_path: Pat
     assert other.code == 4, "what was measured on another kind of machine is not said of this one"
 
     settled = read_config(config)
-    asked = partial(plan_request, settled, os.environ, request=Request(1, 2), cluster=CLUSTER)
-    planned = asked(site=Site())
+
+    def asked(config: Config = settled, **site: Any) -> Planned | None:
+        place = Placement(Site(**site), devices="2")
+        return plan_request(config, tmp_path / "run", os.environ, place, Request(1, 2), CLUSTER).planned
+
+    planned = asked()
     assert planned is not None
     assert planned.memory_mb == round(memory_of(found["as_asked"]["memory"]))
     assert planned.time == found["as_asked"]["time"]
     assert planned.basis == "measured steps, confidence high"
-    within = asked(site=Site(partition="short"))
+    within = asked(partition="short")
     assert within is not None
     assert (within.memory_mb, within.time) == (500, "00:02:00"), "no more than the partition has"
-    assert asked(site=Site(time="30", exclusive=True)) is None, "what is stated counts"
-    no_requeue = asked(site=Site(requeue=False))
+    assert asked(time="30", exclusive=True) is None, "what is stated counts"
+    no_requeue = asked(requeue=False)
     assert no_requeue is not None
     assert no_requeue.time is None, "a job that is not queued again may take what it needs"
     unknown = settled.model_copy(update={"patches": settled.patches.model_copy(update={"per_case": 3})})
-    assert plan_request(unknown, os.environ, Site(), Request(1, 2), CLUSTER) is None, "nothing is measured for it"
+    assert asked(unknown) is None, "nothing is measured for it"
+
+
+def test_a_job_looks_where_the_plan_of_its_site_was_kept_and_asks_for_what_it_recommends(
+    cli_here: Cli, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the site's scratch. The network is so small that a second device would be used by half."""
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    site = Site.model_validate({"gpus": {"ask": "gres", "type": "a100"}, "scratch": "$SCRATCH"})
+    done = cli_here(
+        "plan", config, "--devices", 2, "site.gpus={ask: gres, type: a100}", "site.scratch=$SCRATCH", "--json"
+    )
+    assert done.code == 0, done.err
+    assert done.json["recommended"] == "1x1"
+    assert not (tmp_path / "cache" / "voxscale").exists(), "no second store"
+    settled = with_scratch(read_config(config), site, os.environ)
+
+    def asked(settled: Config = settled, devices: str = "auto") -> Request:
+        place = Placement(site, devices=devices)
+        return plan_request(settled, tmp_path / "run", os.environ, place, Request(1, 2, gpus=True), CLUSTER)
+
+    chosen = asked()
+    assert (chosen.nodes, chosen.devices, chosen.gpus) == (1, 1, True)
+    assert chosen.planned is not None
+    assert chosen.planned.time == done.json["request"]["time"]
+    assert chosen.planned.as_text(1).startswith("--devices 1 of 2, as more would be used badly by the plan (published")
+    stated = asked(devices="2")
+    assert stated.devices == 2, "what is stated counts"
+    assert stated.planned is not None
+    assert stated.planned.time == done.json["as_asked"]["time"]
+    of_ranks = settled.data.cache.model_copy(update={"share": "rank"})
+    data = settled.data.model_copy(update={"cache": of_ranks})
+    assert asked(settled.model_copy(update={"data": data})).devices == 2, "where the result depends on it"
+
+
+def test_gpus_that_are_here_and_were_not_measured_are_looked_up(
+    cli_here: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("voxscale.launch.planning.look_at_machine", lambda _: Machine(gpus=2, cpus=8))
+    for module in ("target", "measuring"):
+        monkeypatch.setattr(f"voxscale.launch.{module}.gpu_name", lambda: "NVIDIA A100-SXM4-40GB")
+    for words in ([], ["--device", "a100"]):
+        done = cli_here("plan", config, "--devices", 2, "--no-probe", "--json", *words)
+        assert done.code == 0, done.err
+        assert (done.json["basis"], done.json["confidence"]) == ("table", "low")
+        assert done.json["rests_on"]["device"] == "A100 SXM4 40 GB"
+
+
+def test_what_was_measured_otherwise_is_not_passed_off_as_current(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("def build(a, b): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    machine, folder = Machine(gpus=0, cpus=2), tmp_path / "scaling"
+    taken: list[str] = []
+    said: list[str] = []
+
+    def measure(config: Config, root: Path, layout: Layout) -> Callable[[Sequence[str]], None]:
+        def run(words: Sequence[str]) -> None:
+            taken.append(str(layout))
+            write_json(Path(words[words.index("--out") + 1]), COSTS.as_json())
+
+        return run
+
+    def costs_of(*where: str, data: str = "1", **fields: Any) -> tuple[Path, int]:
+        """Where costs are looked for, and how many worlds are measured for a table of scaling."""
+        config = read_config(write_config(model={"name": "mine:build"}, **fields))
+        before = len(taken)
+        scale_config(
+            config, [Layout(1, 1)], folder, measure,
+            on="local", where=where, environ=os.environ, cpus=2, seconds=1, say=said.append,
+        )  # fmt: skip
+        return kept_costs(config, machine, os.environ, data=data, world_size=1), len(taken) - before
+
+    first, measured = costs_of("site A")
+    assert measured == 1, "strong and weak scaling of one device are one"
+    assert costs_of("site A", log="quiet") == (first, 0)
+    assert "kept from earlier" in said[-1]
+    changes: list[dict[str, Any]] = [{"loader": {"workers": 2}}, {"data__stage": "$TMPDIR"}, {"train__backend": "gloo"}]
+    for change in changes:
+        path, measured = costs_of("site A", **change)
+        assert (path != first, measured) == (True, 1), change
+    assert costs_of("site A", data="2")[0] != first
+    assert costs_of("site B")[1] == 1
+    (tmp_path / "mine.py").write_text("def build(a, b): return None\n")
+    path, measured = costs_of("site A")
+    assert (path != first, measured) == (True, 1), "a network that was edited is another one"
 
 
 def test_gpus_that_are_not_here_are_looked_up_and_never_called_measured(cli_here: Cli, config: Path) -> None:
@@ -208,6 +306,11 @@ def test_a_script_of_ones_own_is_compared_by_its_wall_time(cli_here: Cli, tmp_pa
     script.write_text(script.read_text() + "# changed\n")
     changed = cli_here("scale", "--script", script, tmp_path, "--worlds", "1x1", "--run", tmp_path / "times")
     assert "running on 1x1" in changed.err, "times of what it was before are not those of what it is now"
+    script.write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'told').write_text(' '.join(sys.argv[2:]))\n")
+    words = ["--worlds", "1x1", "--run", tmp_path / "times", "--", script, tmp_path, "--run", "own", "--seconds", "x"]
+    apart = cli_here("scale", "--script", *words)
+    assert apart.code == 0, apart.err
+    assert (tmp_path / "told").read_text() == "--run own --seconds x", "what follows -- is the script's alone"
 
 
 @pytest.mark.ranks

@@ -1,10 +1,10 @@
-"""How much memory this process may still take: of what the machine has free, and of what its limits leave."""
+"""How much memory this process may take: still, of what is free and what limits leave, or at most."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # each with its field of /proc/self/statm
@@ -17,6 +17,25 @@ def available_memory(system: Path = Path("/")) -> int:
     return max(0, min([*_of_machine(system), *_of_groups(system), *_of_limits()], default=2**63))
 
 
+def given_memory(environ: Mapping[str, str], system: Path = Path("/")) -> int:
+    """Bytes that processes on this node may take at most: of the machine, its cgroups, or its SLURM job's share."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    of_groups = (_number(folder / limit) for folder, (limit, *_) in _groups(system))
+    return min([machine, *(most for most in of_groups if most is not None), *_share_of_job(environ)])
+
+
+def _share_of_job(environ: Mapping[str, str]) -> Iterator[int]:
+    """Of a job on this node, in SLURM's MB; 0 is all that the node has."""
+    if environ.get("SLURMD_NODENAME") is None:
+        return
+    of_node, of_cpu = (environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
+    cpus = environ.get("SLURM_CPUS_ON_NODE", "")
+    if of_node.isdigit() and int(of_node):
+        yield int(of_node) << 20
+    elif of_cpu.isdigit() and int(of_cpu) and cpus.isdigit():
+        yield int(of_cpu) * int(cpus) << 20
+
+
 def _of_machine(system: Path) -> Iterator[int]:
     found = _numbers(system / "proc/meminfo").get("MemAvailable:")
     if found is not None:
@@ -24,7 +43,13 @@ def _of_machine(system: Path) -> Iterator[int]:
 
 
 def _of_groups(system: Path) -> Iterator[int]:
-    """Of a job's or a container's cgroup and all above it, of either version."""
+    for folder, names in _groups(system):
+        if (left := _left_in(folder, *names)) is not None:
+            yield left
+
+
+def _groups(system: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """A job's or a container's cgroup and all above it, of either version, with the names of its files."""
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -38,15 +63,14 @@ def _of_groups(system: Path) -> Iterator[int]:
             continue
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
-            if folder.is_relative_to(root) and (left := _left_in(folder, *names)) is not None:
-                yield left
+            if folder.is_relative_to(root):
+                yield folder, names
 
 
 def _left_in(folder: Path, limit: str, used: str, reclaimed: tuple[str, ...]) -> int | None:
     """What a group may still take; files that it has read are let go of when memory is short."""
-    try:
-        most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
-    except (OSError, ValueError):  # no such group in sight, or `max`
+    most, taken = _number(folder / limit), _number(folder / used)
+    if most is None or taken is None:
         return None
     numbers = _numbers(folder / "memory.stat")
     return most - taken + sum(numbers.get(name, 0) for name in reclaimed)
@@ -58,6 +82,13 @@ def _of_limits() -> Iterator[int]:
         most, _ = resource.getrlimit(limit)
         if most != resource.RLIM_INFINITY:
             yield most - pages[field] * os.sysconf("SC_PAGE_SIZE")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such group in sight, or `max`
+        return None
 
 
 def _numbers(path: Path) -> dict[str, int]:

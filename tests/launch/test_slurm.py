@@ -808,3 +808,25 @@ def test_an_interrupt_in_a_batch_job_saves_and_leaves_that_job_alone(
     assert (tmp_path / "code").read_text().strip() == "75"
     assert metrics(run)["state"] == "stopped"
     assert idle_slurm.show(job)["Restarts"] == "0"
+
+
+@pytest.mark.cluster
+def test_a_job_asks_for_what_was_planned_with_its_site(
+    cli: Cli, environ: dict[str, str], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Measured figures are kept in the site's scratch, and a job looks there."""
+    place, config, run = tmp_path / "scratched.yaml", write_config(), tmp_path / "run"
+    place.write_text("cpus_per_device: 1\nscratch: $SCRATCH\n")
+    env = {**environ, "SCRATCH": str(tmp_path / "scratch"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    planned = cli("plan", config, "--site", place, "--devices", 2, "--json", env=env)
+    assert planned.code == 0, planned.err
+    assert planned.json["confidence"] == "medium", "its nodes may have other CPUs"
+    words = ["train", config, "--on", "slurm", "--site", place, "--run", run, "--dry-run"]
+    done = cli(*words, env=env)
+    assert done.code == 0, done.err
+    assert re.search(r"^# .*--mem=\d+M --time=[\d:]+ as planned from measured steps, confidence ", done.out, re.M)
+    devices = planned.json["request"]["devices"]
+    assert f"1 node × {devices} process" in done.out
+    stated = cli(*words, "--devices", 2, env=env)
+    assert "1 node × 2 processes" in stated.out
+    assert not (tmp_path / "cache" / "voxscale").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from voxscale.config.site import Interconnect, Site
 from voxscale.errors import ConfigError
-from voxscale.launch.target import choose_target
+from voxscale.launch.target import Room, choose_target
 from voxscale.plan.curve import simulate_curve
 from voxscale.plan.devices import (
     Network,
@@ -159,9 +159,8 @@ def test_a_plan_is_for_the_gpus_that_are_named_else_those_of_the_site_else_this_
     of_site = choose_target(None, site, here)
     assert of_site.device == named_device("a100")
     costs, _ = table_costs(named_device("a100"), NETWORK, PLAN, precision="auto", windows=1, cpus=4)
-    ways = {"physical_bytes": 0, "shared_bytes": 0}
-    assert of_site.given(Layout(1, 4), costs, **ways).is_elsewhere
-    assert not choose_target(None, Site(), here).given(Layout(1, 4), costs, **ways).is_elsewhere
+    assert of_site.given(Layout(1, 4), costs, Room(0, 0, 0)).is_elsewhere
+    assert not choose_target(None, Site(), here).given(Layout(1, 4), costs, Room(0, 0, 0)).is_elsewhere
     assert of_site.node(4) == Machine(gpus=4, cpus=24)
     assert of_site.is_such("NVIDIA A100-SXM4-40GB")
     assert not of_site.is_such("NVIDIA A100-SXM4-80GB")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from test_prediction import COSTS, FAST, PLAN, on
+from test_prediction import FAST, PLAN, on
 
+from measured import COSTS
 from voxscale.config.schema import Config
 from voxscale.plan.fitting import GB, Given
 from voxscale.plan.forecast import Forecast, make_forecast
 from voxscale.plan.links import Link, Links
 from voxscale.plan.predict import Layout
+from voxscale.plan.scaling import ADVICE, find_bottleneck, make_rows
 from voxscale.report.forecast import render_forecast
+from voxscale.report.scale_page import scale_page
+from voxscale.report.scaling import render_scaling
+from voxscale.runs import ScaleFolder
 
 GIVEN = Given(device_bytes=None, node_bytes=None, shared_bytes=None, cpus_per_device=4)
 WORLDS = {Layout(1, 1): PLAN, Layout(1, 2): on(2), Layout(2, 2): on(4)}
@@ -53,3 +60,22 @@ def test_the_cpus_of_a_site_count_and_not_those_of_this_machine(config: Config) 
     for given, compute_s in ((GIVEN, 1.0), (replace(GIVEN, is_elsewhere=True), 0.5)):
         found = make_forecast(config, worlds, [here], FAST, given, store_bytes=0)
         assert found.times.step.compute_s == pytest.approx(compute_s)
+
+
+def test_sharing_that_nobody_could_tell_from_computing_is_not_called_free(config: Config) -> None:
+    costs = [replace(COSTS, communication_s=seconds) for seconds in (0.0, None)]
+    told, untold = (make_forecast(config, WORLDS, [each], FAST, GIVEN, store_bytes=0) for each in costs)
+    assert told.as_json()["step_s"]["communication"] is not None
+    assert untold.as_json()["step_s"]["communication"] is None
+    assert "communication not known" in render_forecast(untold)
+    two = replace(COSTS, world_size=2, micro_batch=2, compute_s=2.0)
+    for shared_s, bottleneck, said in ((0.0, "compute", "0%"), (None, "unknown", "not known")):
+        rows = make_rows(
+            [("strong", Layout(1, 1), COSTS), ("strong", Layout(1, 2), replace(two, communication_s=shared_s))]
+        )
+        assert find_bottleneck(rows) == bottleneck
+        shown = [row.as_json() for row in rows]
+        assert said in render_scaling(shown, bottleneck).splitlines()[2]
+        assert shown[1]["communication_share"] == shared_s
+        page = scale_page(ScaleFolder(Path("scaling")), {"rows": shown, "bottleneck": bottleneck})
+        assert f"What holds it back: {ADVICE[bottleneck]}" in json.dumps(page)

@@ -9,46 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from measured import COSTS
 from voxscale.config.data import Cache
 from voxscale.config.site import Interconnect
 from voxscale.errors import ConfigError
-from voxscale.plan.costs import Costs
 from voxscale.plan.curve import simulate_curve
 from voxscale.plan.fitting import GB, Given, Problem, idle_problem, refuse_unfit
 from voxscale.plan.links import Link, Links, buckets_of, choose_links, exposed_s
 from voxscale.plan.plan import Plan
-from voxscale.plan.predict import LAUNCHER_BYTES, Cached, Layout, predict_memory, predict_times
+from voxscale.plan.predict import LAUNCHER_BYTES, AtEnd, Cached, Layout, predict_memory, predict_times
 from voxscale.plan.simulate import Work, simulate_step
 
-COSTS = Costs(
-    basis="probe",
-    device="x86_64 CPU",
-    on_gpu=False,
-    world_size=1,
-    nodes=1,
-    threads=1,
-    cpus=64,
-    computing="fp32",
-    micro_batch=4,
-    accumulate=1,
-    global_batch=4,
-    data_s=0.1,
-    compute_s=2.0,
-    communication_s=0.0,
-    load_s=0.4,
-    spread=0.0,
-    validate_case_s=3.0,
-    weights_bytes=100,
-    gradient_bytes=100,
-    optimizer_bytes=200,
-    rest_bytes=1000,
-    training_bytes=1000 + 400 + 800,
-    validating_bytes=1000 + 400 + 500,
-    device_training_bytes=None,
-    device_validating_bytes=None,
-    device_bytes=None,
-    all_reduce_gb_s=None,
-)
 FAST = Links(Link(1e6, 1e-6, "measured"), Link(1e6, 1e-6, "site"))
 PLAN = Plan(
     world_size=1,
@@ -82,6 +53,26 @@ def test_what_was_measured_is_taken_as_it_is() -> None:
     assert times.validation_s == 15.0
     assert times.total_s == pytest.approx(15 + 210 + 6 * 15)
     assert times.device_hours == pytest.approx(times.total_s / 3600)
+
+
+def test_the_end_and_the_start_of_a_run_are_part_of_its_time() -> None:
+    """Test cases, what a task learns from the training cases, how the best is measured, and the first tries."""
+    slow_end = replace(COSTS, full_case_s=10.0, settle_s=100.0)
+    times = predict_times(PLAN, Layout(1, 1), [slow_end], FAST, at_end=AtEnd(test=3, learnt_from=40))
+    assert (times.start_s, times.end_s) == (115.0, 40 * 3 + (5 + 3) * 10)
+    assert times.total_s == pytest.approx(115 + 210 + 5 * 15 + 200)
+    shared = predict_times(on(4), Layout(1, 4), [slow_end], FAST, at_end=AtEnd(test=3, learnt_from=40))
+    assert shared.end_s == 10 * 3 + 2 * 10, "ranks share them"
+
+
+def test_other_cpus_than_those_that_were_measured_are_not_fully_trusted() -> None:
+    def confidence(**changed: object) -> str:
+        costs = replace(COSTS, **changed)  # type: ignore[arg-type]
+        return predict_times(PLAN, Layout(1, 1), [costs], FAST, cpus_each=64).confidence
+
+    assert confidence() == "medium"
+    assert confidence(on_gpu=True, device_training_bytes=1200, device_validating_bytes=900) == "high"
+    assert confidence(basis="table") == "low"
 
 
 def test_ranks_share_the_batch_and_the_validation() -> None:
@@ -213,6 +204,17 @@ def test_every_change_that_is_offered_is_accepted(
     if offered := re.search(r"train.micro_batch=(\d+)", refused(plan)):
         fewer = int(offered[1])
         assert refused(replace(plan, micro_batch=fewer, accumulate=batch // fewer)) == ""
+
+
+def test_checkpoints_that_do_not_fit_the_disk_are_refused() -> None:
+    memory = predict_memory(PLAN, Layout(1, 1), [COSTS])
+    given = Given(None, None, None, 4, disk_bytes=GB)
+    refuse_unfit(PLAN, Layout(1, 1), memory, given, run_bytes=GB)
+    with pytest.raises(
+        ConfigError, match=r"checkpoints need 2.0 GB, expected at most the 1.0 GB that are free"
+    ) as full:
+        refuse_unfit(PLAN, Layout(1, 1), memory, given, run_bytes=2 * GB)
+    assert "checkpoint.keep" in (full.value.fix or "")
 
 
 def test_nodes_that_are_offered_have_the_ranks_that_were_asked_for() -> None:

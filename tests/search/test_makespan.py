@@ -36,13 +36,13 @@ def test_devices_beyond_the_trials_change_nothing() -> None:
 
 
 def test_every_trial_starts_and_validates() -> None:
-    pace = Pace(1.0, start_s=15.0, validation_s=2.0, every=5)
+    pace = Pace(1.0, start_s=15.0, validation_s=2.0, every=5, end_s=3.0)
     alone = simulate_search(Trials(count=1, steps=12), pace, devices=1)
-    assert alone.seconds == 15 + 12 + (3 + 1) * 2, "as a run that is planned for itself"
+    assert alone.seconds == 15 + 12 + 3 * 2 + 3, "as a run that is planned for itself"
     assert alone.device_hours == pytest.approx(alone.seconds / 3600)
     halved = simulate_search(Trials(count=1, steps=12, rungs=(5,)), pace, devices=1)
     assert halved.seconds == alone.seconds
     many = simulate_search(Trials(count=8, steps=10, rungs=(5,)), pace, devices=1)
     to_the_end = (many.steps - 8 * 5) // 5
     assert 0 < to_the_end < 8
-    assert many.seconds == 8 * 15 + many.steps + many.steps / 5 * 2 + to_the_end * 2, "what is stopped ends at once"
+    assert many.seconds == 8 * 15 + many.steps + many.steps / 5 * 2 + to_the_end * 3, "what is stopped ends at once"

@@ -53,6 +53,7 @@ def plan(
     """
     from voxscale.config.site import read_site
     from voxscale.launch.given import apart_from_site, config_or_data
+    from voxscale.launch.placing import with_scratch
     from voxscale.launch.planning import forecast_run
     from voxscale.plan.curve import parse_range, refuse_plot
     from voxscale.report.forecast import render_forecast
@@ -65,6 +66,7 @@ def plan(
     say = partial(print, file=sys.stderr)
     settled = config_or_data(config, of_config, os.environ, say=say)
     profile = read_site(site, os.environ, of_site)
+    settled = with_scratch(settled, profile, os.environ)  # where a job will look for data and measured steps
     ask = partial(forecast_run, settled, os.environ, profile, device=device, probe=not no_probe, say=say)
     forecast = ask(nodes=nodes or 1, devices=devices)
     if simulate is None:
@@ -109,7 +111,8 @@ def scale(
     """Measure how training scales, and what holds it back.
 
     Each world takes real steps for some seconds: with the config's own batch, and with one that grows with the world.
-    A user's own script runs to its end on each world; its wall times are compared.
+    A user's own script runs to its end on each world; its wall times are compared. Our options may stand among its
+    arguments; everything after -- is the script's.
     """
     from voxscale.files import write_json
     from voxscale.launch.given import apart_from_site, default_run
@@ -149,13 +152,14 @@ def _scale_script(
     as_json: bool,
 ) -> tuple[dict[str, Any], str]:
     """Wall times of a script on each world, for machines and in words."""
-    from voxscale.launch.scaling import OWN_BATCH, launch_on, scale_script
+    from voxscale.launch.scaling import OWN_BATCH, launch_on, scale_script, where_on
     from voxscale.report.scaling import render_times
 
     say = partial(print, file=sys.stderr)
     say(f"warning: {OWN_BATCH}")
     launch = launch_on(on, words, os.environ, site=site, address=address, as_json=as_json)
-    rows = scale_script(words, layouts, root, launch, on=on, environ=os.environ, say=say)
+    where = where_on(on, os.environ, site=site, of_site=(), address=address)
+    rows = scale_script(words, layouts, root, launch, on=on, where=where, environ=os.environ, say=say)
     return {"rows": rows}, render_times(rows)
 
 
@@ -173,16 +177,17 @@ def _scale_config(
 ) -> tuple[dict[str, Any], str]:
     """Measured steps of a config on each world and what holds them back, for machines and in words."""
     from voxscale.launch.given import config_or_data
-    from voxscale.launch.scaling import cpus_on, measure_on, scale_config
+    from voxscale.launch.scaling import cpus_on, measure_on, scale_config, where_on
     from voxscale.plan.scaling import find_bottleneck
     from voxscale.report.scaling import render_scaling
 
     say = partial(print, file=sys.stderr)
     settled = config_or_data(config, overrides, os.environ, say=say)
-    measure = measure_on(on, os.environ, site=site, of_site=of_site, address=address)
+    place: dict[str, Any] = {"site": site, "of_site": of_site, "address": address}
+    measure, where = measure_on(on, os.environ, **place), where_on(on, os.environ, **place)
     cpus = cpus_on(on, layouts, os.environ, address)
     measured = scale_config(
-        settled, layouts, root, measure, on=on, environ=os.environ, cpus=cpus, seconds=seconds, say=say
+        settled, layouts, root, measure, on=on, where=where, environ=os.environ, cpus=cpus, seconds=seconds, say=say
     )
     rows, bottleneck = [row.as_json() for row in measured], find_bottleneck(measured)
     return {"rows": rows, "bottleneck": bottleneck}, render_scaling(rows, bottleneck)

@@ -1,51 +1,73 @@
-"""What a job asks for where nobody states it: the time and memory of the plan, if something is known of the config."""
+"""What a job asks for where nobody states it: what the plan recommends, if something is known of the config."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from voxscale.config.schema import Config
-from voxscale.config.site import Site, seconds_of
+from voxscale.config.schema import Config, PerDevice
+from voxscale.config.site import seconds_of
+from voxscale.config.training import RatePerDevice
 from voxscale.data.build import store_root
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.launch.cluster import Cluster
 from voxscale.launch.partitions import render_time
 from voxscale.launch.planning import forecast_run
-from voxscale.launch.sbatch import Planned, Request, memory_of
+from voxscale.launch.sbatch import Placement, Planned, Request, memory_of
 from voxscale.plan.forecast import Forecast
 
 
 def plan_request(
-    config: Config, environ: Mapping[str, str], site: Site, request: Request, cluster: Cluster
-) -> Planned | None:
-    """What the plan asks for, within what the partition has. Nothing is measured for it, and nothing refused.
+    config: Config, root: Path, environ: Mapping[str, str], place: Placement, request: Request, cluster: Cluster
+) -> Request:
+    """The request with what the plan asks for, within what the partition has. Nothing is measured, nothing refused.
 
-    A time is only asked for where a job that reaches it is queued again, memory only of nodes that are shared.
+    A time is only asked for where a job that reaches it is queued again, memory only of nodes that are shared, and
+    fewer devices than a node has where nobody asks for any.
     """
+    site = place.site
     wants_time = site.time is None and site.requeue
     wants_memory = site.memory is None and not site.exclusive
+    chooses = _may_choose(config, place)
     kept = store_root(config.data, environ) / "costs"
-    if not (wants_time or wants_memory) or not kept.is_dir():
-        return None
+    if not (wants_time or wants_memory or chooses) or not kept.is_dir():
+        return request
+    devices = str(request.devices)
     try:
         forecast = forecast_run(
-            config, environ, site, nodes=request.nodes, devices=str(request.devices), probe=False, count=False
+            config, environ, site, nodes=request.nodes, devices=devices, probe=False, count=False, folder=root
         )
     except ConfigError as error:
         print(f"warning: `voxscale plan` says: {error.message.splitlines()[0]}", file=sys.stderr)
-        return None
+        return request
     except VoxscaleError:
-        return None
+        return request
+    asked = forecast.request if chooses else forecast.as_asked
     partitions = cluster.chosen(site)
-    memory_mb = min([round(memory_of(forecast.as_asked.memory)), *(each.most_memory_mb for each in partitions)])
+    memory_mb = min([round(memory_of(asked.memory)), *(each.most_memory_mb for each in partitions)])
     limits = [limit for each in partitions if (limit := each.max_time_s) is not None]
-    time_s = min([seconds_of(forecast.as_asked.time), *limits])
+    time_s = min([seconds_of(asked.time), *limits])
     planned = Planned(
-        memory_mb if wants_memory else None, render_time(time_s) if wants_time else None, _basis(forecast)
+        memory_mb if wants_memory else None,
+        render_time(time_s) if wants_time else None,
+        _basis(forecast),
+        fewer_than=request.devices if asked.devices < request.devices else None,
     )
-    print(f"asking for {planned.as_text()}", file=sys.stderr)
-    return planned
+    if planned.is_empty:
+        return request
+    request = replace(request, nodes=asked.nodes, devices=asked.devices, planned=planned)
+    print(f"asking for {planned.as_text(request.devices)}", file=sys.stderr)
+    return request
+
+
+def _may_choose(config: Config, place: Placement) -> bool:
+    """Whether nobody says how many devices to use, all of a node are not taken anyway, and no result depends on it."""
+    train, rate = config.train, config.optimizer.rate
+    is_stated = place.nodes is not None or place.devices != "auto" or train.devices != "auto" or place.site.exclusive
+    counts = isinstance(train.batch, PerDevice) or isinstance(rate, RatePerDevice) or config.data.cache.share == "rank"
+    return not (is_stated or counts)
 
 
 def _basis(forecast: Forecast) -> str:

@@ -100,21 +100,16 @@ def draft_submission(
     request = make_request(place, config.train.batch, nodes_of, preferred=config.train.devices)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
-    cpus = request.cpus or place.site.cpus_per_device * request.devices
-    machine = Machine(gpus=request.devices if request.gpus else 0, cpus=cpus)
     count = count_folds(config) if folds else 0
     each = {root / f"fold-{k}": with_fold(config, k) for k in range(1, count + 1)} if folds else {root: config}
-    drafts = [
-        draft_run(its, folder, machine, devices=str(request.devices), nodes=request.nodes, fresh=fresh)
-        for folder, its in each.items()
-    ]
-    opened = is_prepared(config, environ)
+    drafts = _draft_each(each, request, place.site, fresh=fresh)
+    opened, asked = is_prepared(config, environ), request
+    if opened and isinstance(nodes_of, Cluster):
+        asked = plan_request(next(iter(each.values())), root, environ, place, request, nodes_of)
+        request = replace(asked, planned=None)
+        drafts = _draft_each(each, request, place.site, fresh=fresh)
     if is_of_one_node(root):
         print(f"warning: {root}: nodes rarely share this folder; choose another with --run", file=sys.stderr)
-    asked = request
-    if opened and isinstance(nodes_of, Cluster):
-        planned = plan_request(next(iter(each.values())), environ, place.site, request, nodes_of)
-        asked = replace(request, planned=planned)
     place = replace(place, site=within_limit(place.site, asked, nodes_of))
     if folds:
         jobs = fold_jobs(root, place.site, asked, binds, folds=count, opened=opened, debug_comm=place.debug_comm)
@@ -122,6 +117,16 @@ def draft_submission(
         jobs = train_jobs(root, place.site, asked, binds, opened=opened, debug_comm=place.debug_comm)
     allocation = nodes_of if isinstance(nodes_of, Allocation) else None
     return Submission(root, place, config, drafts, jobs, request, opened, allocation)
+
+
+def _draft_each(each: Mapping[Path, Config], request: Request, site: Site, *, fresh: bool) -> list[Draft]:
+    """A run in each folder."""
+    cpus = request.cpus or site.cpus_per_device * request.devices
+    machine = Machine(gpus=request.devices if request.gpus else 0, cpus=cpus)
+    return [
+        draft_run(config, folder, machine, devices=str(request.devices), nodes=request.nodes, fresh=fresh)
+        for folder, config in each.items()
+    ]
 
 
 def train_on_slurm(submission: Submission, environ: Mapping[str, str], *, detach: bool) -> list[Submitted]:

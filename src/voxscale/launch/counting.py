@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from voxscale.config.load import identity
 from voxscale.config.schema import Config
 from voxscale.data.build import store_root
 from voxscale.data.cases import VAL
 from voxscale.data.outcomes import make_outcomes
 from voxscale.files import read_json, write_json
 from voxscale.launch.folder import OpenedRun
-from voxscale.plan.costs import SCHEMA_VERSION
+from voxscale.launch.measuring import cost_identity, hash_of
 from voxscale.plan.devices import Network
 from voxscale.plan.plan import Plan
 
@@ -64,6 +61,5 @@ def size_of_window(config: Config, plan: Plan) -> float:
 
 
 def _kept(config: Config, plan: Plan, environ: Mapping[str, str]) -> Path:
-    facts = ["network", SCHEMA_VERSION, identity(config), plan.patch, plan.channels, plan.labels, plan.data_sha256]
-    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    return store_root(config.data, environ) / "costs" / f"network-{name}.json"
+    facts = ["network", cost_identity(config), plan.patch, plan.channels, plan.labels, plan.data_sha256]
+    return store_root(config.data, environ) / "costs" / f"network-{hash_of(facts)}.json"

@@ -141,8 +141,16 @@ def is_prepared(config: Config, environ: Mapping[str, str]) -> bool:
     """Whether the store of the config's cases is there, so that opening a run takes moments."""
     if config.data.synthetic is not None and not Path(config.data.source).exists():
         return False
-    root = store_root(config.data, environ)
-    return (root / store_key(find_cases(config.data, root), config.data) / "index.json").exists()
+    return (store_root(config.data, environ) / _store_key(config, environ) / "index.json").exists()
+
+
+def data_key(config: Config, environ: Mapping[str, str]) -> str:
+    """Changes when the data do; of those that are generated, the config says all there is to say."""
+    return "" if config.data.synthetic is not None else _store_key(config, environ)
+
+
+def _store_key(config: Config, environ: Mapping[str, str]) -> str:
+    return store_key(find_cases(config.data, store_root(config.data, environ)), config.data)
 
 
 def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:

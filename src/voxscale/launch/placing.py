@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,20 +81,28 @@ def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: C
 
 def own_code(config: Config) -> list[Path]:
     """The folders that hold a user's own network and loss, if the config names them."""
+    found = [file.parent.parent if file.name == "__init__.py" else file.parent for file in _own_files(config)]
+    return list(dict.fromkeys(found))
+
+
+def own_code_sha256(config: Config) -> list[str]:
+    """Of each file of a user's own network and loss: of the module, or of all of its package."""
+    files = [
+        each
+        for file in _own_files(config)
+        for each in (sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file])
+    ]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in dict.fromkeys(files)]
+
+
+def _own_files(config: Config) -> list[Path]:
+    """Of each package or module that the config names; what is not found is said when the run is opened."""
     names = [config.model.name] if isinstance(config.model, OwnOptions) else []
     if isinstance(config.loss, OwnLossOptions):
         names += [name for name in (config.loss.name, config.loss.reduce) if name is not None]
-    folders = [_folder_of(name.partition(":")[0].partition(".")[0]) for name in names]
-    return [*dict.fromkeys(folder for folder in folders if folder is not None)]
-
-
-def _folder_of(package: str) -> Path | None:
-    """Where a package or module stands; what is not found is said when the run is opened."""
-    found = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
-    if found is None or found.origin is None:
-        return None
-    file = Path(found.origin)
-    return file.parent.parent if file.name == "__init__.py" else file.parent
+    packages = dict.fromkeys(name.partition(":")[0].partition(".")[0] for name in names)
+    found = [PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) for package in packages]
+    return [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
 
 
 def with_code(site: Site, folders: Sequence[Path]) -> Site:

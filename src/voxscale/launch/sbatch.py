@@ -39,16 +39,28 @@ class Placement:
 
 @dataclass(frozen=True)
 class Planned:
-    """Memory of a node and time that a plan finds enough; `basis` says by what, in a line."""
+    """Memory of a node and time that a plan finds enough; `basis` says by what, in a line.
+
+    `fewer_than`: so many devices a node would have given, had the plan found them worth it.
+    """
 
     memory_mb: int | None
     time: str | None
     basis: str
+    fewer_than: int | None = None
 
-    def as_text(self) -> str:
+    @property
+    def is_empty(self) -> bool:
+        return self.memory_mb is None and self.time is None and self.fewer_than is None
+
+    def as_text(self, devices: int) -> str:
         options = [f"--mem={self.memory_mb}M"] if self.memory_mb is not None else []
         options += [f"--time={self.time}"] if self.time is not None else []
-        return f"{' '.join(options)} as planned from {self.basis}: the site states nothing of it"
+        text = f"{' '.join(options)} as planned from {self.basis}: the site states nothing of it" if options else ""
+        if self.fewer_than is None:
+            return text
+        fewer = f"--devices {devices} of {self.fewer_than}, as more would be used badly by the plan ({self.basis})"
+        return f"{fewer}; {text}" if text else fewer
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,8 @@ def signal_before_limit_s(site: Site, request: Request) -> int:
 
 def render_sbatch(job: Job, site: Site) -> str:
     """The whole file."""
-    said = [job.purpose, *([job.request.planned.as_text()] if job.request.planned is not None else [])]
+    request = job.request
+    said = [job.purpose, *([request.planned.as_text(request.devices)] if request.planned is not None else [])]
     options = [f"#SBATCH {option}" for option in render_options(job, site)]
     lines = ["#!/bin/bash", *(f"# {line}" for line in said), *options, ""]
     return "\n".join([*lines, *_environment(job, site), *job.lines, ""])

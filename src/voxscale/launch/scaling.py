@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from voxscale.config.load import identity
+from voxscale.config.load import plain
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import read_site
 from voxscale.errors import ConfigError
 from voxscale.files import read_json, remove, write_json
 from voxscale.launch.batch import MEASURE, OPEN, SCRIPT, refuse_if_queued
 from voxscale.launch.cluster_run import draft_submission, measure_on_slurm
-from voxscale.launch.folder import draft_run, open_run
+from voxscale.launch.folder import data_key, draft_run, open_run
 from voxscale.launch.given import placed, placed_on_ray
 from voxscale.launch.local import run_local
 from voxscale.launch.machine import look_at_machine
-from voxscale.launch.measuring import measure_words, read_costs
+from voxscale.launch.measuring import cost_identity, hash_of, machine_facts, measure_words, read_costs
 from voxscale.launch.ray_access import given_address
 from voxscale.launch.ray_run import RayPlacement, cpus_on_ray, measure_on_ray
 from voxscale.launch.ray_script import launch_on_ray
@@ -61,6 +60,7 @@ def scale_config(
     measure: Measure,
     *,
     on: str,
+    where: Sequence[Any],
     environ: Mapping[str, str],
     cpus: int | None,
     seconds: float,
@@ -68,7 +68,8 @@ def scale_config(
 ) -> list[Row]:
     """Measure each world twice: with the config's own batch, and with one that grows with the world.
 
-    What is measured is kept in `folder`, so that a second start goes on where the first was stopped. `cpus` are those
+    What is measured is kept in `folder`, so that a second start goes on where the first was stopped; `where` is what
+    makes it another place, and what was measured in one says nothing of another. `cpus` are those
     of a node, shared out alike in every world; None where a site says how many a device has.
     """
     config = config.model_copy(update={"log": "quiet", "track": "none"})
@@ -78,8 +79,14 @@ def scale_config(
     wanted = [(kind, each, _with_batch(config, kind, each, layouts[0])) for kind in kinds for each in layouts]
     for _, layout, its in wanted:
         split_batch(its.train.global_batch, layout.world_size, its.train.micro_batch)
-    outs = [folder / f"measured-{on}-{layout}-{its.train.batch}-{identity(its)[:12]}.json" for _, layout, its in wanted]
+    about = [*where, config.data.store, data_key(config, environ)]
+    outs = [
+        folder / f"measured-{on}-{layout}-{its.train.batch}-{hash_of([cost_identity(its), *about])[:12]}.json"
+        for _, layout, its in wanted
+    ]
     missing = {out: each for out, each in zip(outs, wanted, strict=True) if read_costs(out) is None}
+    if kept := len(outs) - len(missing):
+        say(f"{kept} of {len(outs)} worlds: kept from earlier, as nothing has changed; --fresh measures them anew")
     for out in missing:
         _clear(_run_for(out), environ)
     drafted = {out: measure(its, _run_for(out), layout) for out, (_, layout, its) in missing.items()}
@@ -89,6 +96,17 @@ def scale_config(
     return make_rows(
         [(kind, layout, Costs.from_record(read_json(out))) for out, (kind, layout, _) in zip(outs, wanted, strict=True)]
     )
+
+
+def where_on(
+    on: str, environ: Mapping[str, str], *, site: str | None, of_site: Sequence[str], address: str | None
+) -> list[Any]:
+    """What makes a place another one: its profile, its address, or what this machine has."""
+    if on == "slurm":
+        return [plain(read_site(site, environ, of_site))]
+    if on == "ray" and (joined := given_address(address, environ)) is not None:
+        return [joined]
+    return machine_facts(look_at_machine(environ))
 
 
 def _clear(root: Path, environ: Mapping[str, str]) -> None:
@@ -187,14 +205,17 @@ def scale_script(
     launch: Launch,
     *,
     on: str,
+    where: Sequence[Any],
     environ: Mapping[str, str],
     say: Say,
 ) -> list[dict[str, Any]]:
     """Run a script to its end on each world; its wall times, compared with the first's."""
-    content = Path(words[0]).read_bytes()  # a script that was changed is another one
-    name = f"{on}-{hashlib.sha256(json.dumps(list(words)).encode() + content).hexdigest()[:12]}"
+    content = hashlib.sha256(Path(words[0]).read_bytes()).hexdigest()  # a script that was changed is another one
+    name = f"{on}-{hash_of([*words, content, *where])[:12]}"
     ends = {layout: folder / f"script-{name}-{layout}" / "metrics.json" for layout in layouts}
     missing = {layout: end.parent for layout, end in ends.items() if not end.exists() or not _is_done(end)}
+    if kept := len(ends) - len(missing):
+        say(f"{kept} of {len(ends)} worlds: kept from earlier, as nothing has changed; --fresh runs them anew")
     drafted = {layout: launch(root, layout) for layout, root in missing.items()}
     for layout, root in missing.items():
         _clear(root, environ)

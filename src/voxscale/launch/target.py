@@ -18,13 +18,25 @@ from voxscale.plan.resources import Machine, choose_devices
 
 
 @dataclass(frozen=True)
+class Room:
+    """Bytes: of this machine's memory and /dev/shm, and free on the disk that a run will be on."""
+
+    memory_bytes: int
+    shared_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True)
 class Target:
-    """`machine` is this one, `site` where the run is to be. `name` is what its GPUs are called; none: they are here."""
+    """`machine` is this one, `site` where the run is to be. `name` is what its GPUs are called; none: they are here.
+
+    `device` is what the table has of them, here or there.
+    """
 
     machine: Machine
     site: Site
     name: str | None = None
-    device: Device | None = None  # of the table, if it has the name
+    device: Device | None = None
 
     @property
     def is_here(self) -> bool:
@@ -65,7 +77,7 @@ class Target:
             return Layout(nodes, choose_devices(devices, most, batch, nodes=nodes, preferred=config.train.devices)[0])
         return Layout(nodes, choose_devices(devices, Machine(0, self.machine.cpus), batch, nodes=nodes)[0])
 
-    def given(self, layout: Layout, costs: Costs, *, physical_bytes: int, shared_bytes: int) -> Given:
+    def given(self, layout: Layout, costs: Costs, room: Room) -> Given:
         """What there is, as far as it is known: of this machine, or as the site states it."""
         is_this_node = self.is_here and not self.has_site
         fits_here = is_this_node and layout.devices <= (self.machine.gpus or self.machine.cpus)
@@ -73,11 +85,12 @@ class Target:
         cpus = max(1, self.machine.cpus // layout.devices) if fits_here else self.site.cpus_per_device
         return Given(
             device_bytes=costs.device_bytes,
-            node_bytes=stated << 20 if stated is not None else physical_bytes if fits_here else None,
-            shared_bytes=shared_bytes if fits_here else None,
+            node_bytes=stated << 20 if stated is not None else room.memory_bytes if fits_here else None,
+            shared_bytes=room.shared_bytes if fits_here else None,
             cpus_per_device=cpus,
             devices_per_node=self.site.gpus.per_node if self.site.gpus.ask != "none" else None,
             is_elsewhere=self.has_site,
+            disk_bytes=room.disk_bytes,
         )
 
 
@@ -87,7 +100,7 @@ def choose_target(named: str | None, site: Site, machine: Machine) -> Target:
     Raises where nothing can be said of them: they are not here, and not in the table.
     """
     asked = named or (site.gpus.type if site.gpus.ask != "none" else None)
-    here = Target(machine, site)
+    here = Target(machine, site, device=find_device(gpu_name()) if machine.gpus else None)
     if named is None and site.gpus.ask == "none":
         return here
     device = named_device(named) if named is not None else find_device(asked) if asked else None

@@ -14,9 +14,10 @@ class Costs:
     """Of one rank of a world, its seconds per step and its bytes.
 
     `load_s` is what its patches of a step take when nothing else is done, `data_s` what it waits for them beside its
-    computing; `communication_s` what sharing gradients adds. `compute_s` grows with the patches, but a micro-batch
-    takes no less than `calls_s`. `rest_bytes` is the process without the network, `workspace_bytes` the part of the
-    device's memory that is the same for any number of patches.
+    computing; `communication_s` what sharing gradients adds, None where it is part of `compute_s`, nobody knows which.
+    `compute_s` grows with the patches, but a micro-batch takes no less than `calls_s`. To settle how to compute, as a
+    run does when it starts, took `settle_s`. `rest_bytes` is the process without the network, `workspace_bytes` the
+    part of the device's memory that is the same for any number of patches.
     """
 
     basis: Literal["probe", "table"]
@@ -32,10 +33,10 @@ class Costs:
     global_batch: int
     data_s: float
     compute_s: float
-    communication_s: float
+    communication_s: float | None
     load_s: float
     spread: float  # of step times, relative
-    validate_case_s: float | None
+    validate_case_s: float | None  # of middle size
     weights_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
@@ -50,6 +51,8 @@ class Costs:
     calls_s: float = 0.0
     workspace_bytes: int = 0
     cached_bytes: int = 0  # cases that the device held meanwhile
+    full_case_s: float | None = None  # of the same, measured in full as at the end; None: as in a validation
+    settle_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], basis: Literal["probe", "table"] = "probe") -> Self:
@@ -62,7 +65,12 @@ class Costs:
 
     @property
     def step_s(self) -> float:
-        return self.data_s + self.computing_s(self.micro_batch, self.accumulate) + self.communication_s
+        return self.data_s + self.computing_s(self.micro_batch, self.accumulate) + self.sharing_s
+
+    @property
+    def sharing_s(self) -> float:
+        """What sharing gradients is known to add."""
+        return self.communication_s or 0.0
 
     def computing_s(self, micro_batch: int, accumulate: int) -> float:
         """Of a step with so many patches at once, so often."""

@@ -15,7 +15,8 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class Given:
-    """What there is, as far as it is known: bytes of a device, of a node and of its /dev/shm; CPUs for each device.
+    """What there is, as far as it is known: bytes of a device, of a node and its /dev/shm, CPUs for each device; bytes
+    that are free where runs are written.
 
     `is_elsewhere`: those are CPUs of other nodes than the one that steps were measured on.
     """
@@ -26,6 +27,7 @@ class Given:
     cpus_per_device: int
     devices_per_node: int | None = None
     is_elsewhere: bool = False
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,16 @@ class Problem:
     fix: str
 
 
-def refuse_unfit(plan: Plan, layout: Layout, memory: Memory, given: Given, *, others: Sequence[Problem] = ()) -> None:
-    """Raise everything that cannot work, what was found before included."""
+def refuse_unfit(
+    plan: Plan, layout: Layout, memory: Memory, given: Given, *, run_bytes: int = 0, others: Sequence[Problem] = ()
+) -> None:
+    """Raise everything that cannot work, what was found before included; `run_bytes` are those of checkpoints."""
     found = (
         _in_node(layout, given),
         _on_device(plan, memory, given),
         _on_node(plan, layout, memory, given),
         _in_shared_memory(memory, given),
+        _on_disk(run_bytes, given),
     )
     raise_problems([*others, *filter(None, found)])
 
@@ -108,6 +113,15 @@ def _in_shared_memory(memory: Memory, given: Given) -> Problem | None:
     return Problem(
         f"data.cache.where host needs {_gb(memory.shared)}, expected at most the {_gb(given.shared_bytes)} of /dev/shm",
         "use data.cache.where=store, or lower data.cache.rate",
+    )
+
+
+def _on_disk(run_bytes: int, given: Given) -> Problem | None:
+    if given.disk_bytes is None or run_bytes <= given.disk_bytes:
+        return None
+    return Problem(
+        f"checkpoints need {_gb(run_bytes)}, expected at most the {_gb(given.disk_bytes)} that are free where runs go",
+        "free some, write the run elsewhere with --run, or lower checkpoint.keep",
     )
 
 

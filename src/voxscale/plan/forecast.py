@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from voxscale.config.schema import Config
@@ -14,6 +15,8 @@ from voxscale.plan.links import Links
 from voxscale.plan.plan import Plan
 from voxscale.plan.predict import (
     NO_CACHE,
+    NO_MORE,
+    AtEnd,
     Cached,
     Confidence,
     Layout,
@@ -54,12 +57,18 @@ class Forecast:
     costs: Costs
     links: Links
     is_here: bool = True  # what the costs were measured on
+    is_kept: bool = False  # that was done before
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
         return self.plans[self.layout]
+
+    @property
+    def tells_sharing(self) -> bool:
+        """Whether what sharing gradients adds is known; else it is part of computing."""
+        return self.costs.communication_s is not None
 
     def times_on(self, layout: Layout) -> Times:
         """Of a layout that there is a plan of."""
@@ -76,10 +85,15 @@ class Forecast:
             "layout": str(self.layout),
             "memory": {f"{name}_bytes": value for name, value in asdict(self.memory).items()},
             "disk_bytes": dict(self.disk),
-            "step_s": {"data": step.data_s, "compute": step.compute_s, "communication": step.communication_s},
+            "step_s": {
+                "data": step.data_s,
+                "compute": step.compute_s,
+                "communication": step.communication_s if self.tells_sharing else None,
+            },
             "steps": self.plan.num_steps,
             "epoch_s": self.times.epoch_s,
             "validation_s": self.times.validation_s,
+            "end_s": self.times.end_s,
             "total_s": self.times.total_s,
             "device_hours": self.times.device_hours,
             "speedup": self.speedup,
@@ -88,6 +102,7 @@ class Forecast:
             "as_asked": asdict(self.as_asked),
             "recommended": str(self.recommended),
             "basis": self.costs.basis,
+            "kept": self.is_kept,
             "confidence": self.times.confidence,
             "rests_on": asdict(self.costs),
             "links": asdict(self.links),
@@ -106,8 +121,10 @@ def make_forecast(
     store_bytes: int,
     cached: Cached = NO_CACHE,
     signal_s: int = 0,
+    at_end: AtEnd = NO_MORE,
     assumptions: tuple[str, ...] = (),
     is_here: bool = True,
+    is_kept: bool = False,
     problems: Sequence[Problem] = (),
     warnings: Sequence[str] = (),
 ) -> Forecast:
@@ -117,18 +134,19 @@ def make_forecast(
     found before.
     """
     cpus_each = given.cpus_per_device if given.is_elsewhere else None
-    curve = tuple(predict_times(plan, each, measured, links, cpus_each=cpus_each) for each, plan in plans.items())
+    times_of = partial(predict_times, measured=measured, links=links, cpus_each=cpus_each, at_end=at_end)
+    curve = tuple(times_of(plan, each) for each, plan in plans.items())
     layout, plan = list(plans.items())[-1]
 
     def memory_of(each: Layout) -> Memory:
         return predict_memory(plans[each], each, measured, cached=cached)
 
     memory = memory_of(layout)
-    refuse_unfit(plan, layout, memory, given, others=problems)
+    # Beside the last and the best.
+    checkpoints = (config.checkpoint.keep + 2) * (memory.weights + memory.optimizer)
+    refuse_unfit(plan, layout, memory, given, run_bytes=checkpoints, others=problems)
     first = curve[0]
     worth = [times for times in curve if times.patches_per_s >= _WORTH * times.layout.world_size * first.patches_per_s]
-    kept = config.checkpoint.keep + 2  # beside last and best
-    checkpoint = memory.weights + memory.optimizer
     recommended = worth[-1].layout
     found = list(warnings)
     if recommended != layout:
@@ -142,13 +160,14 @@ def make_forecast(
         times=curve[-1],
         curve=curve,
         memory=memory,
-        disk={"store": store_bytes, "checkpoints": kept * checkpoint},
+        disk={"store": store_bytes, "checkpoints": checkpoints},
         request=_request(worth[-1], memory_of(recommended), given, signal_s),
         as_asked=_request(curve[-1], memory, given, signal_s),
         recommended=recommended,
         costs=measured[-1],
         links=links,
         is_here=is_here,
+        is_kept=is_kept,
         assumptions=assumptions,
         warnings=tuple(found),
     )

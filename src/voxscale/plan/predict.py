@@ -36,6 +36,17 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class AtEnd:
+    """Cases that are looked at when training is over, beside those of a validation."""
+
+    test: int = 0
+    learnt_from: int = 0  # of the training cases, which some tasks go through before they are measured
+
+
+NO_MORE = AtEnd()
+
+
+@dataclass(frozen=True)
 class Times:
     """Seconds of a run on one layout; `step_s` by what they are spent on."""
 
@@ -43,6 +54,8 @@ class Times:
     step: StepTime
     epoch_s: float
     validation_s: float  # each
+    start_s: float
+    end_s: float  # the best model, measured in full
     total_s: float
     patches_per_s: float
     confidence: Confidence
@@ -94,22 +107,38 @@ NO_CACHE = Cached()
 
 
 def predict_times(
-    plan: Plan, layout: Layout, measured: Sequence[Costs], links: Links, *, cpus_each: int | None = None
+    plan: Plan,
+    layout: Layout,
+    measured: Sequence[Costs],
+    links: Links,
+    *,
+    cpus_each: int | None = None,
+    at_end: AtEnd = NO_MORE,
 ) -> Times:
     """Of a run as `plan` has it on that layout; `measured` are costs of the same config, of any worlds.
 
-    `cpus_each` are the CPUs of each device of a node; None: its devices share as many as there were when measured.
+    `cpus_each` are the CPUs of each device of a node elsewhere; None: its devices share as many as there were when
+    measured.
     """
     step, confidence = _step_of(plan, layout, measured, links, cpus_each)
-    case_s = closest(layout, measured).validate_case_s or 0.0
-    validation_s = -(-plan.num_val // layout.world_size) * case_s
-    validations = -(-plan.num_steps // plan.validate_every_steps) + 1  # the best is measured once more, at the end
+    costs = closest(layout, measured)
+    case_s = costs.validate_case_s or 0.0
+    full_case_s = case_s if costs.full_case_s is None else costs.full_case_s
+
+    def each_rank(cases: int) -> int:
+        return -(-cases // layout.world_size)
+
+    start_s, validation_s = START_S + costs.settle_s, each_rank(plan.num_val) * case_s
+    end_s = each_rank(at_end.learnt_from) * case_s + each_rank(plan.num_val + at_end.test) * full_case_s
+    validations = -(-plan.num_steps // plan.validate_every_steps)
     return Times(
         layout=layout,
         step=step,
         epoch_s=plan.steps_per_epoch * step.step_s,
         validation_s=validation_s,
-        total_s=START_S + plan.num_steps * step.step_s + validations * validation_s,
+        start_s=start_s,
+        end_s=end_s,
+        total_s=start_s + plan.num_steps * step.step_s + validations * validation_s + end_s,
         patches_per_s=plan.global_batch / step.step_s,
         confidence=confidence,
     )
@@ -157,8 +186,9 @@ def _step_of(
     scale = plan.micro_batch * plan.accumulate / costs.patches
     computing_s = costs.computing_s(plan.micro_batch, plan.accumulate)
     if (costs.world_size, costs.nodes, scale, crowding) == (layout.world_size, layout.nodes, 1.0, 1.0):
-        step = StepTime(costs.data_s, computing_s, costs.communication_s)
-        return step, "high" if costs.basis == "probe" else "low"
+        step = StepTime(costs.data_s, computing_s, costs.sharing_s)
+        is_same = costs.on_gpu or cpus_each is None  # CPUs elsewhere may be of another kind
+        return step, "low" if costs.basis == "table" else "high" if is_same else "medium"
     compute_s = computing_s * crowding
     data_s = max(0.0, costs.load_s * scale - compute_s) if costs.on_gpu else costs.data_s * scale
     work = Work(compute_s, data_s, costs.gradient_bytes, costs.spread)

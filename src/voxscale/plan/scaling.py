@@ -17,6 +17,8 @@ ADVICE = {
     "communication": "sharing gradients: a faster network (the site's interface), fewer nodes, or a larger train.batch",
     "compute": "devices slow each other down, or compute small batches badly: CPUs or memory that ranks share, or a "
     "larger train.batch",
+    "unknown": "with train.deterministic: exact ranks work in turn, and sharing cannot be told from computing: "
+    "measure with train.deterministic=true",
 }
 
 
@@ -50,7 +52,7 @@ class Row:
             "efficiency": self.efficiency,
             "data_share": self.costs.data_s / step_s,
             "compute_share": self.costs.compute_s / step_s,
-            "communication_share": self.costs.communication_s / step_s,
+            "communication_share": None if self.costs.communication_s is None else self.costs.communication_s / step_s,
         }
 
 
@@ -66,7 +68,10 @@ def make_rows(measured: Sequence[tuple[Kind, Layout, Costs]]) -> list[Row]:
 
 
 def find_bottleneck(rows: Sequence[Row]) -> str:
-    """What takes most of the time that perfect scaling would not: none, data, communication or compute."""
+    """What takes most of the time that perfect scaling would not: none, data, communication or compute.
+
+    Unknown where it is one of the last two, and nobody can tell which.
+    """
     strong = [row for row in rows if row.kind == "strong"] or list(rows)
     first, last = strong[0], strong[-1]
     if first is last:
@@ -80,7 +85,8 @@ def find_bottleneck(rows: Sequence[Row]) -> str:
 
     losses = {
         "data": lost(last.costs.data_s, first.costs.data_s),
-        "communication": lost(last.costs.communication_s, first.costs.communication_s),
+        "communication": lost(last.costs.sharing_s, first.costs.sharing_s),
         "compute": lost(last.costs.compute_s, first.costs.compute_s),
     }
-    return max(losses, key=lambda name: losses[name])
+    most = max(losses, key=lambda name: losses[name])
+    return "unknown" if most == "compute" and last.costs.communication_s is None else most

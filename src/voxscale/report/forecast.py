@@ -14,9 +14,10 @@ def render_forecast(forecast: Forecast) -> str:
     lines = [
         f"on {forecast.layout} ({world} device{'s' if world > 1 else ''})",
         f"  time      {duration(times.total_s)} in total: {forecast.plan.num_steps} steps of {duration(step.step_s)}, "
-        f"an epoch {duration(times.epoch_s)}, a validation {duration(times.validation_s)}",
+        f"an epoch {duration(times.epoch_s)}, a validation {duration(times.validation_s)}, measuring the best "
+        f"{duration(times.end_s)}",
         f"  a step    computing {_share(step.compute_s, step.step_s)}, data {_share(step.data_s, step.step_s)}, "
-        f"communication {_share(step.communication_s, step.step_s)}",
+        f"communication {_share(step.communication_s, step.step_s) if forecast.tells_sharing else 'not known'}",
         f"  memory    {size(memory.device)} for the network of a device: weights {size(memory.weights)}, gradients "
         f"{size(memory.gradients)}, optimizer {size(memory.optimizer)}, activations {size(memory.activations)}"
         + (f", driver and workspaces {size(memory.workspace)}" if memory.workspace else "")
@@ -35,7 +36,8 @@ def render_forecast(forecast: Forecast) -> str:
         lines.append(
             f"  {row.layout!s:>7}  {row.patches_per_s:>9.3g}  {gain:>7.2f}×  {gain / count:>9.0%}  "
             f"{part.data_s / part.step_s:>5.0%}  {part.compute_s / part.step_s:>7.0%}  "
-            f"{part.communication_s / part.step_s:>13.0%}  {duration(row.total_s)}{mark}"
+            f"{f'{part.communication_s / part.step_s:.0%}' if forecast.tells_sharing else 'not known':>13}  "
+            f"{duration(row.total_s)}{mark}"
         )
     lines += ["", f"ask for   {_in_words(forecast.request)}"]
     if forecast.as_asked != forecast.request:
@@ -57,7 +59,8 @@ def _basis(forecast: Forecast) -> str:
     ranks = f"{costs.world_size} rank{'s' if costs.world_size > 1 else ''}"
     what = {
         "probe": f"steps measured on {ranks} {'here' if forecast.is_here else 'elsewhere'} ({costs.device}, "
-        f"{costs.threads} thread{'s' if costs.threads > 1 else ''}, {costs.computing})",
+        f"{costs.threads} thread{'s' if costs.threads > 1 else ''}, {costs.computing})"
+        f"{', kept from earlier' if forecast.is_kept else ''}",
         "table": f"published figures of the {costs.device}: nothing was measured on it",
     }[costs.basis]
     between = forecast.links.between

@@ -74,7 +74,9 @@ def _shares(rows: list[dict[str, Any]]) -> Block | None:
         {
             "name": f"{row['kind']} {row['world']}: {duration(row['step_s'])} a step",
             "parts": [
-                {"name": name, "share": row[field], "text": f"{row[field]:.0%}"} for field, name in _PARTS.items()
+                {"name": name, "share": row[field], "text": f"{row[field]:.0%}"}
+                for field, name in _PARTS.items()
+                if row[field] is not None
             ],
         }
         for row in rows

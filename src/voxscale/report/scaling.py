@@ -19,7 +19,8 @@ def render_scaling(rows: Sequence[Mapping[str, Any]], bottleneck: str) -> str:
     lines = ["scaling  world  batch   step s  patches/s  speed-up  efficiency   data  compute  communication"]
     for row in rows:
         data, compute, communication = (
-            f"{row[name]:.0%}" for name in ("data_share", "compute_share", "communication_share")
+            "not known" if row[name] is None else f"{row[name]:.0%}"
+            for name in ("data_share", "compute_share", "communication_share")
         )
         lines.append(
             f"{row['kind']:<7}  {row['world']:>5}  {row['global_batch']:>5}  {row['step_s']:>7.3f}  "

@@ -121,8 +121,7 @@ def _plan_table(run: ReadRun, steps: list[Event], split: dict[str, float]) -> Bl
     if step_s:
         rows.append(("a step", duration(sum(step_s.values())), _duration(sum(split.values()) or None)))
     if wall is not None:
-        total = expected.get("total_s")
-        rows.append(("training and validating", _duration(total), duration(wall)))
+        rows.append(("training and validating", _duration(expected.get("training_s")), duration(wall)))
     if expected.get("memory_bytes") and run.usage:
         held = sum(int(rank["memory_peak_bytes"]) for rank in run.usage)
         rows.append(("memory of the node", size(expected["memory_bytes"]), size(held)))

@@ -15,12 +15,12 @@ import numpy as np
 
 from voxscale.config.search import Search
 from voxscale.plan.plan import Plan
-from voxscale.plan.predict import START_S, Times
+from voxscale.plan.predict import Times
 from voxscale.search.asha import is_stopped, rungs
 
 ASSUMPTIONS = (
     "every trial of the search takes the same time per step, on devices of its own, as soon as some are free",
-    f"it starts in {START_S:g} s, validates as often as the config says and, unless stopped, once more at its end",
+    "it starts as a run does, validates as often as the config says and, unless stopped, measures its best at its end",
     "how good each trial is is drawn at random and does not change on the way",
 )
 
@@ -45,16 +45,17 @@ def trials_of(search: Search, plan: Plan) -> Trials:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one trial: of its start, of a step, and of a validation, which comes after `every` steps."""
+    """Seconds of one trial: of its start, a step, a validation, which comes after `every` steps, and of its end."""
 
     step_s: float
     start_s: float = 0.0
     validation_s: float = 0.0
     every: int = 1
+    end_s: float = 0.0
 
     @classmethod
     def of(cls, times: Times, plan: Plan) -> Self:
-        return cls(times.step.step_s, START_S, times.validation_s, plan.validate_every_steps)
+        return cls(times.step.step_s, times.start_s, times.validation_s, plan.validate_every_steps, times.end_s)
 
     def until_s(self, steps: int) -> float:
         """From the start to the validation after so many steps."""
@@ -62,7 +63,7 @@ class Pace:
 
     def stages_s(self, trials: Trials) -> list[float]:
         """When each rung is reached, and when a trial ends that none has stopped: its best is measured once more."""
-        return [*map(self.until_s, trials.rungs), self.until_s(trials.steps) + self.validation_s]
+        return [*map(self.until_s, trials.rungs), self.until_s(trials.steps) + self.end_s]
 
 
 @dataclass(frozen=True)

@@ -138,12 +138,17 @@ class Job:
         self.model.train()
         return rows
 
+    @property
+    def learns(self) -> bool:
+        """Whether a full evaluation looks at the training cases first."""
+        return isinstance(self.target, OfOutcomes) and self.target.task.learns_from
+
     def learn(self, stop: StopRequest | None = None) -> dict[str, Any]:
         """Give the task what a full evaluation of the model needs of the training cases, and return it for a file.
 
         All ranks call it.
         """
-        if not isinstance(self.target, OfOutcomes) or not self.target.task.learns_from:
+        if not self.learns or not isinstance(self.target, OfOutcomes):
             return {}
         task = self.target.task
         task.learn(self.evaluate(self.cases_of(TRAIN), stop=stop))

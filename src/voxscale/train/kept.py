@@ -5,23 +5,24 @@ Tensors without content go through it, which takes milliseconds and no memory.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 
 import torch
 from torch.func import functional_call
 
 from voxscale.errors import ConfigError
+from voxscale.memory import given_memory
 from voxscale.train.job import Job, OfOutcomes
 
 
-def refuse_too_large(job: Job) -> None:
-    """Raise ConfigError where this machine's memory would not even hold what the ranks' networks keep.
+def refuse_too_large(job: Job, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where the memory that there is here would not even hold what the ranks' networks keep.
 
     GPUs refuse by themselves; on CPUs the kernel would end some process, not always one of ours.
     """
     if job.device.type != "cpu" or job.config.train.deterministic == "exact":  # which computes one sample at a time
         return
-    plan, memory = job.plan, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    plan, memory = job.plan, given_memory(environ)
     kept = kept_bytes(job, plan.micro_batch)
     if kept is None or kept * job.world.local_size <= memory:
         return
@@ -31,7 +32,7 @@ def refuse_too_large(job: Job) -> None:
     raise ConfigError(
         f"{ranks} {kept * job.world.local_size / 2**30:.1f} GB for {plan.micro_batch} "
         f"patch{'es' if plan.micro_batch > 1 else ''} of {' × '.join(map(str, plan.patch))} at once and more for all "
-        f"else, expected less than the {memory / 2**30:.1f} GB that this machine has",
+        f"else, expected less than the {memory / 2**30:.1f} GB that there are here",
         fix=f"set train.micro_batch={fitting[-1]} or less, which gives the same result"
         if fitting
         else "choose smaller patches.size, or a smaller network",

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from voxscale.data.cases import VAL
+from voxscale.data.cases import TEST, TRAIN, VAL
 from voxscale.files import write_json
 from voxscale.parallel import World, any_rank, barrier, gather_records, joined, leave, time_all_reduce
 from voxscale.plan.costs import SCHEMA_VERSION
@@ -58,20 +58,24 @@ def measure_run(
     """Measure for about so many seconds. Every rank calls this; rank 0 writes `out`."""
     require(run)
     job = open_job(run, world, environ)
-    refuse_too_large(job)
+    refuse_too_large(job, environ)
     with joined(world, backend=job.backend, device=job.device, timeout_s=job.config.train.timeout_s):
-        job = choose(job, environ)[0]
+        began = time.perf_counter()
+        job = _unfrozen(choose(job, environ)[0])
+        settle_s = time.perf_counter() - began
         trainer = Trainer(job)
         rest = MemoryWatch.now() - _model_bytes(trainer)["weights_bytes"]
         with MemoryWatch(job.device) as training:
             times, cached = _time_steps(trainer, seconds)
         load_s = _time_loading(trainer, seconds / 4)
         with MemoryWatch(job.device) as validating:
-            case_s = _time_validation(job, seconds)
+            case_s, full_case_s = (_time_case(job, seconds / 4, full=full) for full in (False, True))
         record = {
-            **_split(times),
+            **_split(times, tells_sharing=trainer.tells_sharing),
+            "settle_s": settle_s,
             "load_s": load_s,
             "validate_case_s": case_s,
+            "full_case_s": full_case_s,
             "rest_bytes": rest,
             "training_bytes": training.peak,
             "validating_bytes": validating.peak,
@@ -86,6 +90,12 @@ def measure_run(
         records = gather_records([record], world, job.device)
     if world.is_main:
         write_json(out, {**_describe(job), **_model_bytes(trainer), **_together(records), "all_reduce_gb_s": speed})
+
+
+def _unfrozen(job: Job) -> Job:
+    """The job as it is once its encoder trains, too: then it takes most."""
+    train = job.config.train.model_copy(update={"freeze": None})
+    return replace(job, config=job.config.model_copy(update={"train": train}))
 
 
 def _time_steps(trainer: Trainer, seconds: float) -> tuple[list[_Timed], int]:
@@ -129,17 +139,20 @@ def _time_loading(trainer: Trainer, seconds: float) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _time_validation(job: Job, seconds: float) -> float | None:
-    """Seconds of a validation case of middle size; nothing where there is none. Each rank takes one of its own."""
-    cases = sorted(job.cases_of(VAL), key=lambda case: job.store.shape(job.store.row(case.id)))
-    if not cases:
+def _time_case(job: Job, seconds: float, *, full: bool) -> float | None:
+    """Seconds of evaluating a case of middle size, as the validation does or in full; nothing where none ever is.
+
+    Each rank takes one of its own.
+    """
+    found = job.cases_of(VAL) or job.cases_of(TEST) or (job.cases_of(TRAIN) if job.learns else [])
+    if not found:
         return None
     alone = replace(job, world=World())
-    case = cases[len(cases) // 2]
+    case = sorted(found, key=lambda case: job.store.shape(job.store.row(case.id)))[len(found) // 2]
     times: list[float] = []
-    while not times or (sum(times) < seconds / 4 and len(times) < _LEAST):
+    while not times or (sum(times) < seconds and len(times) < _LEAST):
         began = time.perf_counter()
-        alone.evaluate([case])
+        alone.evaluate([case], full=full)
         times.append(time.perf_counter() - began)
     return median(times)
 
@@ -153,8 +166,8 @@ def _all_reduce_speed(job: Job) -> float | None:
     return 2 * (size - 1) / size * _MESSAGE_BYTES / seconds / 1e9
 
 
-def _split(times: Sequence[_Timed]) -> dict[str, Any]:
-    """A step's median seconds, and what they were spent on."""
+def _split(times: Sequence[_Timed], *, tells_sharing: bool) -> dict[str, Any]:
+    """A step's median seconds, and what they were spent on; communication is part of computing where none can tell."""
     shared = [each.step for each in times if each.shared]
     alone = [each.step for each in times if not each.shared] or shared
     data = median(each.data for each in times)
@@ -162,7 +175,7 @@ def _split(times: Sequence[_Timed]) -> dict[str, Any]:
     communication = max(0.0, median(shared) - median(alone))
     return {
         "data_s": data,
-        "communication_s": communication,
+        "communication_s": communication if tells_sharing else None,
         "compute_s": total - data - communication,
         "spread": _spread(shared),
         "steps": len(times),
@@ -187,10 +200,10 @@ def _model_bytes(trainer: Trainer) -> dict[str, int]:
 def _together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All ranks' figures as one: they step together, and memory is that of the one that has most."""
     of_all = {name: [each[name] for each in records if each[name] is not None] for name in records[0]}
-    seconds = ("data_s", "communication_s", "compute_s", "load_s", "spread", "steps", "validate_case_s")
+    seconds = [name for name in of_all if name.endswith("_s")]
     most = [name for name in of_all if name.endswith("_bytes")]
     return {
-        **{name: fmean(of_all[name]) if of_all[name] else None for name in seconds},
+        **{name: fmean(of_all[name]) if of_all[name] else None for name in (*seconds, "spread", "steps")},
         **{name: max(of_all[name], default=None) for name in most},
         "nodes": len(set(of_all["host"])),
     }

@@ -126,6 +126,11 @@ class Trainer:
         return without_sync(self._stepper.distributed)
 
     @property
+    def tells_sharing(self) -> bool:
+        """Whether steps can be taken without sharing: `exact` ones hand their gradient from rank to rank."""
+        return self.job.world.size == 1 or isinstance(self._stepper, Stepper)
+
+    @property
     def communication_s(self) -> float | None:
         """Of a step, what sharing gradients adds to it; None: not known."""
         if self.job.world.size == 1:
