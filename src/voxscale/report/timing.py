@@ -127,7 +127,7 @@ def _plan_table(run: ReadRun, steps: list[Event], split: dict[str, float]) -> Bl
         rows.append(("memory of the node", size(expected["memory_bytes"]), size(held)))
     cells = [[name, _text(planned), _text(measured)] for name, planned, measured in rows if planned or measured]
     columns = columns_of("", "planned", "measured")
-    note = "" if expected else "Times are planned where voxscale plan has measured such a run before."
+    note = "" if expected else "Planned times are there of local runs, if voxscale plan was run there before."
     return table(columns, cells, title="Plan against measured", plain=True, note=note)
 
 
