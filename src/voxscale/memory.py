@@ -48,7 +48,7 @@ def _of_groups(system: Path) -> Iterator[int]:
             yield left
 
 
-def _groups(system: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+def _groups(system: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]]]]:
     """A job's or a container's cgroup and all above it, of either version, with the names of its files."""
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()
