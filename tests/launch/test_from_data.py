@@ -113,14 +113,43 @@ def test_init_writes_a_config_for_classes_that_trains_as_it_is(name: str, cli_he
         }
 
 
-def test_an_archive_trains_without_a_config(cli_here: Cli, tmp_path: Path) -> None:
-    task = LAYOUTS["decathlon: the task"].make(tmp_path / "Task09_Spleen")
+def _packed_task(folder: Path) -> Path:
+    task = LAYOUTS["decathlon: the task"].make(folder / "Task09_Spleen")
     fill_volumes(task)
-    with tarfile.open(tmp_path / "Task09_Spleen.tar", "w") as archive:
+    with tarfile.open(folder / "Task09_Spleen.tar", "w") as archive:
         archive.add(task, "Task09_Spleen")
-    done = cli_here("train", tmp_path / "Task09_Spleen.tar", *QUICK, "--run", tmp_path / "run", "--json")
+    return folder / "Task09_Spleen.tar"
+
+
+def test_an_archive_trains_without_a_config(cli_here: Cli, tmp_path: Path) -> None:
+    done = cli_here("train", _packed_task(tmp_path), *QUICK, "--run", tmp_path / "run", "--json")
     assert done.code == 0, done.err
     assert done.json["state"] == "done"
+
+
+def test_an_archive_is_unpacked_where_the_store_will_be_and_nowhere_else(
+    cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("no folder can be made here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "of-site"))
+    monkeypatch.chdir(tmp_path)
+    archive, place = _packed_task(tmp_path), "data.store=here/own"
+    for words in (["doctor"], ["train", "--dry-run", "--run", "run"], ["prepare"], ["init", "--out", "c.yaml"]):
+        done = cli_here(words[0], archive, place, *words[1:])
+        assert done.code == 0, done.err
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["data"]["store"] == str(tmp_path / "here" / "own")
+    assert len(list((tmp_path / "here" / "own" / "archives").glob("Task09*"))) == 1
+    refused = cli_here("prepare", archive)
+    assert refused.code == 4
+    assert "set data.store to a writable folder" in refused.err
+    (tmp_path / "site.yaml").write_text("scratch: $SCRATCH\n")
+    on_site = ["--on", "slurm", "--list", "--json"]
+    for words in ([archive], [tmp_path / "c.yaml", "data.store=null"], []):
+        listed = cli_here("prepare", *words, *on_site).json
+        assert listed["root"] == str(tmp_path / "of-site" / "voxscale"), "where a job of this site would put it"
+        assert [each["state"] for each in listed["stores"]] == ["archive"]
+    assert cli_here("prepare", archive, place, *on_site).json["root"] == str(tmp_path / "here" / "own")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from voxscale.command import answer
 
 if TYPE_CHECKING:
     from voxscale.config.schema import Config
+    from voxscale.config.site import Site
 
 
 def init(
@@ -163,18 +164,16 @@ def prepare(
 
     An interrupted build goes on where it was. `voxscale train` does this by itself.
     """
-    from voxscale.data.build import default_store, store_root
     from voxscale.data.shelf import list_stores, prune_stores, render_stores
     from voxscale.errors import ConfigError
-    from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed
+    from voxscale.launch.given import apart_from_site, default_run, placed
 
     asked = {"--verify": verify, "--list": list_them, "--prune": prune is not None}
     if len(given := [name for name, is_given in asked.items() if is_given]) > 1:
         raise ConfigError(f"{' and '.join(given)}: expected one of them", fix="give them one after the other")
     of_config, of_site = apart_from_site(overrides)
-    settled = config_or_data(config, of_config, os.environ) if config is not None else None
     place = placed(on, None, "1", site, of_site, os.environ, detach=detach)
-    root = store_root(settled.data, os.environ) if settled is not None else default_store(os.environ)
+    settled, root = _settled(config, of_config, place.site if place is not None else None)
     if list_them or prune is not None:
         found = prune_stores(root, idle_days=prune) if prune is not None else list_stores(root)
         done = "deleted" if prune is not None else "stores"
@@ -191,6 +190,20 @@ def prepare(
     jobs = prepare_on_slurm(settled, (run or default_run(config)).resolve(), words, os.environ, place)
     content = {"state": "submitted" if detach and jobs else "done", "jobs": [vars(job) for job in jobs]}
     answer(as_json, content, f"prepared by job {jobs[-1].id}" if jobs and not detach else str(content["state"]))
+
+
+def _settled(config: Path | None, overrides: list[str], site: "Site | None") -> "tuple[Config | None, Path]":
+    """The config, if one is given, and where stores are: as it says, else in the scratch of the site."""
+    from voxscale.data.build import default_store, store_root
+    from voxscale.launch.given import config_or_data
+    from voxscale.launch.placing import site_store, with_scratch
+
+    if config is None:
+        return None, (site and site_store(site, os.environ)) or default_store(os.environ)
+    settled = config_or_data(config, overrides, os.environ, site=site)
+    if site is not None:
+        settled = with_scratch(settled, site, os.environ)
+    return settled, store_root(settled.data, os.environ)
 
 
 def _prepare_here(config: "Config", root: Path, *, verify: bool, as_json: bool) -> None:

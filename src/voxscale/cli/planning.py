@@ -64,8 +64,8 @@ def plan(
     worlds = parse_range(simulate) if simulate is not None else []
     refuse_plot(plot, simulate)
     say = partial(print, file=sys.stderr)
-    settled = config_or_data(config, of_config, os.environ, say=say)
     profile = read_site(site, os.environ, of_site)
+    settled = config_or_data(config, of_config, os.environ, site=profile, say=say)
     settled = with_scratch(settled, profile, os.environ)  # where a job will look for data and measured steps
     ask = partial(forecast_run, settled, os.environ, profile, device=device, probe=not no_probe, say=say)
     forecast = ask(nodes=nodes or 1, devices=devices)
@@ -176,13 +176,15 @@ def _scale_config(
     seconds: float,
 ) -> tuple[dict[str, Any], str]:
     """Measured steps of a config on each world and what holds them back, for machines and in words."""
+    from voxscale.config.site import read_site
     from voxscale.launch.given import config_or_data
     from voxscale.launch.scaling import cpus_on, measure_on, scale_config, where_on
     from voxscale.plan.scaling import find_bottleneck
     from voxscale.report.scaling import render_scaling
 
     say = partial(print, file=sys.stderr)
-    settled = config_or_data(config, overrides, os.environ, say=say)
+    there = read_site(site, os.environ, of_site) if on == "slurm" else None
+    settled = config_or_data(config, overrides, os.environ, site=there, say=say)
     place: dict[str, Any] = {"site": site, "of_site": of_site, "address": address}
     measure, where = measure_on(on, os.environ, **place), where_on(on, os.environ, **place)
     cpus = cpus_on(on, layouts, os.environ, address)

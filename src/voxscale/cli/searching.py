@@ -54,12 +54,11 @@ def search(
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, refuse_for_ray
 
     of_config, of_site = apart_from_site(overrides)
-    settled = config_or_data(config, of_config, os.environ)
     root = (run or default_run(config)).resolve()
     how: dict[str, Any] = {"fresh": fresh, "dry_run": dry_run, "as_json": as_json}
     if on == "ray":
         refuse_for_ray(nodes=nodes, devices=devices != "auto", site=site or of_site, detach=detach, after=after)
-        _search_on_ray(settled, root, address, **how)
+        _search_on_ray(config_or_data(config, of_config, os.environ), root, address, **how)
         return
     place = placed(on, nodes, devices, site, of_site, os.environ, after=after, detach=detach)
     if place is None or address is not None:
@@ -68,6 +67,7 @@ def search(
         raise ConfigError(
             "--address: a job on SLURM starts a Ray of its own", fix="leave out one of --address and --on slurm"
         )
+    settled = config_or_data(config, of_config, os.environ, site=place.site)
     _search_by_job(settled, root, place, **how)
 
 

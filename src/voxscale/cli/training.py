@@ -122,7 +122,6 @@ def train(
     from voxscale.launch.given import apart_from_site, config_or_data, default_run, placed, placed_on_ray
 
     of_config, of_site = apart_from_site(overrides)
-    settled = config_or_data(config, of_config, os.environ, say=partial(print, file=sys.stderr))
     root = (run or default_run(config)).resolve()
     for_jobs: dict[str, Any] = {"after": after, "detach": detach, "debug_comm": debug_comm}
     for_training: dict[str, Any] = {"restarts": restarts, "profile": profile}
@@ -130,6 +129,8 @@ def train(
         on, address, nodes, devices, site or of_site, **for_jobs, **for_training, no_start=no_start
     )  # fmt: skip
     place = placed(on, nodes, devices, site, of_site, os.environ, **for_jobs, **for_training, no_start=no_start)
+    there = place.site if place is not None else None
+    settled = config_or_data(config, of_config, os.environ, site=there, say=partial(print, file=sys.stderr))
     if debug_comm and on == "local":
         _debug_communication()
     how: dict[str, Any] = {"fresh": fresh, "folds": folds is not None}

@@ -129,14 +129,15 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
     config = check_section(Config, content, name)
     given = {override.partition("=")[0] for override in overrides}
     paths = {
-        field: _absolute(value, Path() if f"data.{field}" in given else base, f"{name}: data.{field}")
+        field: absolute_path(value, Path() if f"data.{field}" in given else base, f"{name}: data.{field}")
         for field, value in (("source", config.data.source), ("store", config.data.store))
         if value is not None
     }
     return config.model_copy(update={"data": config.data.model_copy(update=paths)})
 
 
-def _absolute(path: str, base: Path, where: str) -> str:
+def absolute_path(path: str, base: Path, where: str) -> str:
+    """The path in full, `base` being what it is relative to; errors name the field as `where`."""
     try:
         return str((base / Path(path).expanduser()).resolve())
     except (OSError, RuntimeError, ValueError) as error:  # nobody's home, a loop of links, a NUL

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from voxscale.config.load import given_fields, make_config, read_config
+from voxscale.config.load import absolute_path, given_fields, make_config, read_config
 from voxscale.config.schema import Config
-from voxscale.config.site import read_site
+from voxscale.config.site import Site, read_site
 from voxscale.data.build import default_store
 from voxscale.data.guess import Guess, guess_config, is_data
 from voxscale.errors import ConfigError
+from voxscale.launch.placing import site_store
 from voxscale.launch.ray_run import RESTARTS, RayPlacement
 from voxscale.launch.sbatch import Placement
 from voxscale.runs import RunFolder, runs_of
@@ -24,12 +26,14 @@ def config_or_data(
     overrides: Sequence[str] | None,
     environ: Mapping[str, str],
     *,
+    site: Site | None = None,
     strict: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Config:
     """Read the config, or guess one for data; not `strict`: also for data that could not be trained on.
 
-    What was found and guessed is told to `say`, line by line.
+    An archive is unpacked where the store will be, which may be in the scratch of `site`. What was found and guessed
+    is told to `say`, line by line.
     """
     if is_data(path):
         of_data = [override for override in overrides or () if override.startswith("data.")]
@@ -37,13 +41,20 @@ def config_or_data(
         given = given_fields(of_data, "data")
         task = next((each.partition("=")[2] for each in others if each.startswith("task=")), None)
         try:
-            guess = guess_config(path, default_store(environ), given, task=task, strict=strict)
+            guess = guess_config(path, _scratch(path, given, site, environ), given, task=task, strict=strict)
         except ValidationError:  # said in words by the same check of the whole
             guess = Guess({"data": {"source": str(path), **given}})
         for line in guess.said:
             say(line)
         return make_config(guess.content, others, name=str(path), base=Path())
     return read_config(path, overrides or ())
+
+
+def _scratch(path: Path, given: Mapping[str, Any], site: Site | None, environ: Mapping[str, str]) -> Path:
+    """Where the stores of data without a config are; a `store` that is no path is refused with all other fields."""
+    if isinstance(store := given.get("store"), str):
+        return Path(absolute_path(store, Path(), f"{path}: data.store"))
+    return (site and site_store(site, environ)) or default_store(environ)
 
 
 def apart_from_site(overrides: Sequence[str] | None) -> tuple[list[str], list[str]]:

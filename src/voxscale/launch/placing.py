@@ -128,9 +128,15 @@ def is_of_one_node(folder: Path) -> bool:
 
 def with_scratch(config: Config, site: Site, environ: Mapping[str, str]) -> Config:
     """The config with its store in the site's scratch, unless it says itself where the store is."""
-    if config.data.store is not None or (scratch := scratch_of(site, environ)) is None:
+    if config.data.store is not None or (store := site_store(site, environ)) is None:
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"store": str(scratch / "voxscale")})})
+    return config.model_copy(update={"data": config.data.model_copy(update={"store": str(store)})})
+
+
+def site_store(site: Site, environ: Mapping[str, str]) -> Path | None:
+    """Where stores are kept in the site's scratch, if it states one."""
+    scratch = scratch_of(site, environ)
+    return None if scratch is None else scratch / "voxscale"
 
 
 def scratch_of(site: Site, environ: Mapping[str, str]) -> Path | None:
