@@ -27,6 +27,23 @@ rotating_owned = some.builds(Stream, seed=seeds, **counts, **caches, parts=some.
 any_stream = some.one_of(streams, rotating, owned, rotating_owned)
 
 
+def test_strata_are_not_hashed_at_every_sample() -> None:
+    class Stratum(int):
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Stratum.hashed += 1
+            return int(self)
+
+    stream = Stream(0, 40, 1, 8, strata=tuple(Stratum(n % 2) for n in range(40)))
+    visited = [stream.case_index(1, position) % 2 for position in range(40)]
+    assert all(sum(visited[at : at + 2]) == 1 for at in range(0, 40, 2)), "one of each in turn"
+    assert Stratum.hashed == 0
+    other = Stream(0, 40, 1, 8, strata=(0,) * 40)
+    assert other != stream
+    assert not np.array_equal(other.cases(1), stream.cases(1)), "each has an order of its own"
+
+
 def steps_of(stream: Stream, epoch: int) -> range:
     first = (epoch - 1) * stream.steps_per_epoch + 1
     return range(first, first + stream.steps_per_epoch)

@@ -20,8 +20,8 @@ from voxscale.data.split import (
     num_folds,
     read_split,
     recorded_cases,
+    recorded_roles,
     split_cases,
-    training_rows,
     write_split,
 )
 from voxscale.errors import DataError
@@ -256,7 +256,7 @@ def test_a_recorded_split_is_kept_and_changed_data_refused(tmp_path: Path) -> No
     cases = split_cases(bare, SplitShares(val=0.34))
     write_split(path, cases[::-1])
     assert read_split(path, bare) == cases
-    assert training_rows(path).tolist() == [n for n, case in enumerate(cases) if case.split == "train"]
+    assert [ROLES[role] for role in recorded_roles(path)] == [case.split for case in cases]
     recorded = [(case.id, case.patient, case.split) for case in recorded_cases(path, "val")]
     assert recorded == [(case.id, case.patient, "val") for case in cases if case.split == "val"]
     with pytest.raises(DataError, match="1 cases are gone since the run began, e.g. c000"):
@@ -276,7 +276,8 @@ def test_any_id_is_recorded_and_found_at_its_row_of_the_store(
     cases = split_cases([Case(name, (), None, f"-{name}") for name in ids], SplitShares(val=0.3))
     write_split(path, cases)
     stored, roles = sorted(ids), roles_of(cases)
-    assert [stored[row] for row in training_rows(path, stored)] == [name for name in stored if roles[name] == "train"]
+    found = recorded_roles(path, stored.__getitem__)
+    assert {name: ROLES[role] for name, role in zip(stored, found, strict=True)} == roles
     validated = {(case.id, case.patient) for case in cases if case.split == "val"}
     assert {(case.id, case.patient) for case in recorded_cases(path, "val")} == validated
 
@@ -285,10 +286,29 @@ def test_rows_are_refused_where_the_store_holds_other_cases(tmp_path: Path) -> N
     path, cases = tmp_path / "split.csv", split_cases(make_cases(list("abcd")), SplitShares(val=0.25))
     ids = [case.id for case in cases]
     write_split(path, cases)
-    assert len(training_rows(path, ids)) == 3
-    for other in (ids[:-1], [*ids, "z"], ["b", *ids[1:]]):
-        with pytest.raises(DataError, match="split.csv"):
-            training_rows(path, other)
+    assert np.bincount(recorded_roles(path, ids.__getitem__)).tolist() == [3, 1]
+    for other, said in (
+        (ids[:-1], "found case c003 where the store has none"),
+        ([*ids, "z"], "found no further case where the store has z"),
+        (["b", *ids[1:]], "found case c000 where the store has b"),
+    ):
+        with pytest.raises(DataError, match=said):
+            recorded_roles(path, other.__getitem__)
+
+
+def test_a_long_record_is_compared_with_the_store_to_its_end(tmp_path: Path) -> None:
+    path, names = tmp_path / "split.csv", [f"c{n:04d}" for n in range(1000)]  # several times what is read at once
+    write_split(path, [Case(name, (), None, name, split=ROLES[n % 3]) for n, name in enumerate(names)])
+    assert recorded_roles(path, names.__getitem__).tolist() == [n % 3 for n in range(1000)]
+    with pytest.raises(DataError, match="found case c0999 where the store has c1000"):
+        recorded_roles(path, [*names[:-1], "c1000"].__getitem__)
+    content = path.read_text()
+    path.write_text(content.replace("c0777,c0777", "c0776,c0777"))
+    with pytest.raises(DataError, match="damaged: case 'c0776' follows 'c0776', expected each case once"):
+        recorded_roles(path)
+    path.write_text(content[:-1])
+    with pytest.raises(DataError, match="damaged: its last line is cut off"):
+        recorded_roles(path)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +328,12 @@ def test_rows_are_refused_where_the_store_holds_other_cases(tmp_path: Path) -> N
 def test_a_damaged_record_is_refused_by_all_who_read_it(tmp_path: Path, content: str) -> None:
     path = tmp_path / "split.csv"
     path.write_text(content)
-    for read in (lambda: read_split(path, []), lambda: training_rows(path), lambda: recorded_cases(path, "train")):
+    for read in (lambda: read_split(path, []), lambda: recorded_roles(path), lambda: recorded_cases(path, "train")):
         with pytest.raises(DataError, match="split.csv: damaged"):
             read()
     path.unlink()
     with pytest.raises(DataError, match="split.csv: cannot be read"):
-        training_rows(path)
+        recorded_roles(path)
 
 
 def test_a_large_manifest_is_split_at_once() -> None:

@@ -51,9 +51,16 @@ def test_any_world_and_step(world_size: int, step: int, batch: int, own_cases: b
 
 def test_the_benchmark_runs() -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCH), "--cases", "5000", "--json"], check=True, capture_output=True, text=True
+        [sys.executable, str(BENCH), "--cases", "5000", "--files", "50", "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     found = json.loads(done.stdout)
     assert [row["world"] for row in found["positions"]] == WORLDS
-    assert found["rank"]["total_s"] > 0
-    assert found["rank"]["peak_mb"] >= 0
+    rank = found["rank"]
+    assert rank["num_train"] == 4000
+    parts = (rank[name] for name in ("open_s", "read_s", "shuffle_s", "positions_s"))
+    assert rank["total_s"] == pytest.approx(sum(parts))
+    assert 0 <= rank["peak_mb"] < 200
+    assert min(found["first_rank_of_node"].values()) > 0

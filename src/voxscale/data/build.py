@@ -135,7 +135,7 @@ def _is_whole(folder: Path) -> bool:
     if not (folder / "index.json").exists():
         return False
     try:
-        store = open_store(folder, check_sizes=False)
+        store = open_store(folder, check="index")
     except DamagedStore:
         remove(folder / "index.json")
         remove(folder / "cases")  # without an index no one knows how long the files have to be

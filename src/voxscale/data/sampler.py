@@ -9,7 +9,7 @@ its own, and with `replace` an epoch visits only the cases that are held, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Protocol
@@ -69,7 +69,7 @@ class Stream:
     rate: float = 1.0
     replace: float = 0.0
     parts: int = 1
-    strata: tuple[int, ...] = ()
+    strata: tuple[int, ...] = field(default=(), hash=False)  # a hash of them all at every sample would cost its time
 
     @property
     def samples_per_epoch(self) -> int:
@@ -180,7 +180,7 @@ class Prepared(Protocol):
     def id(self, row: int) -> str: ...
     def shape(self, row: int) -> Triple: ...
     def labels_at(self, row: int) -> tuple[int, ...]: ...
-    def places(self, row: int, label: int) -> NDArray[np.int16]: ...
+    def places(self, row: int, label: int) -> NDArray[np.int16 | np.int32]: ...
 
 
 class PatchSampler:

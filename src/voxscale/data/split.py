@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
+from operator import lt
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import read_rows, write_csv
 
 ROLES = (TRAIN, VAL, TEST)  # a role as a number is its place here
-_TRAIN, _VAL, _TEST = range(3)
+_VAL, _TEST = 1, 2
+_ROWS = 256  # of a recorded split that are looked at together
 _RECORD = ("case", "patient", "split")
 _RESTORE = "restore it, or start anew with --fresh"
 _MOST_NAMED = 20  # cases or values in one line of an error
@@ -129,17 +131,20 @@ def read_split(path: Path, cases: Sequence[Case]) -> list[Case]:
     return [replace(case, patient=recorded[case.id][0], split=recorded[case.id][1]) for case in cases]
 
 
-def training_rows(path: Path, ids: Iterable[str] | None = None) -> NDArray[np.int32]:
-    """The rows of the training cases in a recorded split, ascending; a million cases need a few megabytes.
+def recorded_roles(path: Path, stored: Callable[[slice], Sequence[str]] | None = None) -> Roles:
+    """The role of each case of a recorded split, as its place in ROLES, in the order of ids: a byte for each.
 
-    These are rows of a store only if it holds the same cases: give its `ids`, and any difference is refused.
+    They are those of a store's rows only if it holds the same cases: with `stored`, which gives the ids of a slice of
+    its rows, any difference is refused.
     """
-    record = _read_record(path)
-    if ids is None:
-        training = (role == TRAIN for _, _, role in record)
-    else:
-        training = (_same_case(path, row, id_) and row[2] == TRAIN for row, id_ in zip_longest(record, ids))
-    return np.flatnonzero(np.fromiter(training, np.bool_)).astype(np.int32)
+    number, roles = {role: n for n, role in enumerate(ROLES)}, bytearray()
+    for ids, _, its in _read_blocks(path):
+        if stored is not None:
+            _refuse_others(path, ids, stored(slice(len(roles), len(roles) + len(ids))))
+        roles += bytes(map(number.__getitem__, its))
+    if stored is not None:
+        _refuse_others(path, (), stored(slice(len(roles), len(roles) + 1)))
+    return np.frombuffer(roles, np.uint8)
 
 
 def recorded_cases(path: Path, split: str) -> list[Case]:
@@ -148,16 +153,26 @@ def recorded_cases(path: Path, split: str) -> list[Case]:
 
 
 def _read_record(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Case, patient and role, row by row; refused where it is not as `write_split` leaves it."""
-    last = ""
+    """Case, patient and role, row by row."""
+    return chain.from_iterable(zip(*block, strict=True) for block in _read_blocks(path))
+
+
+def _read_blocks(path: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+    """Cases, patients and roles of some hundred rows at a time; refused where it is not as `write_split` leaves it."""
+    last, known = "", frozenset(ROLES)
     try:
-        for case, patient, role in read_rows(path, _RECORD):
-            if role not in ROLES:
+        rows = read_rows(path, _RECORD)
+        while block := list(islice(rows, _ROWS)):
+            cases, patients, roles = zip(*block, strict=True)
+            if not known.issuperset(roles):
+                case, role = next((case, role) for case, _, role in block if role not in known)
                 raise ValueError(f"case {case}: found split {role!r}, expected {', '.join(ROLES)}")
-            if case <= last:
+            before = (last, *cases[:-1])
+            if not all(map(lt, before, cases)):
+                last, case = next(pair for pair in zip(before, cases, strict=True) if pair[0] >= pair[1])
                 raise ValueError(f"case {case!r} follows {last!r}, expected each case once, in order")
-            last = case
-            yield case, patient, role
+            last = cases[-1]
+            yield cases, patients, roles
         if not last:
             raise ValueError("no case")
     except OSError as error:
@@ -166,14 +181,14 @@ def _read_record(path: Path) -> Iterator[tuple[str, str, str]]:
         raise DataError(f"{path}: damaged: {error}", fix=_RESTORE) from error
 
 
-def _same_case(path: Path, row: tuple[str, str, str] | None, stored: str | None) -> bool:
-    if row is None or row[0] != stored:
-        found = "no further case" if row is None else f"case {row[0]}"
+def _refuse_others(path: Path, recorded: Sequence[str], stored: Sequence[str]) -> None:
+    if list(recorded) != list(stored):
+        case, other = next(pair for pair in zip_longest(recorded, stored) if pair[0] != pair[1])
+        found = "no further case" if case is None else f"case {case}"
         raise DataError(
-            f"{path}: found {found} where the store has {'none' if stored is None else stored}",
+            f"{path}: found {found} where the store has {'none' if other is None else other}",
             fix="restore the data, or start anew with --fresh",
         )
-    return True
 
 
 def _num_held_out(split: SplitShares, num_groups: int) -> tuple[int, int]:

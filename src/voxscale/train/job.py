@@ -26,7 +26,7 @@ from voxscale.data.loader import PatchLoader
 from voxscale.data.outcomes import Outcomes, read_outcomes
 from voxscale.data.sampler import PatchSampler, Stream
 from voxscale.data.shelf import stage_store
-from voxscale.data.split import recorded_cases, training_rows
+from voxscale.data.split import ROLES, recorded_cases, recorded_roles
 from voxscale.data.store import Store, describe_store, open_store
 from voxscale.errors import ConfigError, DataError, InfrastructureError
 from voxscale.infer.ensemble import Ensemble
@@ -65,7 +65,7 @@ class OfOutcomes:
     @classmethod
     def open(cls, run: RunFolder, config: Config, store: Store) -> OfOutcomes:
         outcomes = read_outcomes(run.outcomes, run.encoding)
-        if outcomes.cases != tuple(store.id(row) for row in range(len(store))):
+        if outcomes.cases != tuple(store.ids()):
             raise DataError(
                 f"{run.outcomes}: holds other cases than the store", fix="restore it, or start anew with --fresh"
             )
@@ -226,10 +226,11 @@ def open_job(run: RunFolder, world: World, environ: Mapping[str, str]) -> Job:
     store = open_run_store(run, config, world, environ)
     refuse_other_origin(run, config, store)
     refuse_other_world(run, config, world.size)
-    training = training_rows(run.split, (store.id(row) for row in range(len(store))))
+    roles = recorded_roles(run.split, store.ids)
+    training = np.flatnonzero(roles == ROLES.index(TRAIN)).astype(np.int32)
     if not len(training):
         raise DataError(f"{run.split}: no case is for training", fix="lower data.split.val")
-    num_val = len(recorded_cases(run.split, VAL))
+    num_val = int(np.count_nonzero(roles == ROLES.index(VAL)))
     plan = make_plan(config, num_train=len(training), num_val=num_val, world_size=world.size, **describe_store(store))
     target: OfVolumes | OfOutcomes
     if config.predicts_outcomes:
@@ -259,7 +260,7 @@ def open_run_store(run: RunFolder, config: Config, world: World, environ: Mappin
     root = store_root(config.data, environ)
     folder = root / Plan.read(run.plan).store
     if (folder / "index.json").exists():
-        store = open_store(folder, check_sizes=world.local_rank == 0)
+        store = open_store(folder, check="files" if world.local_rank == 0 else "header")
     else:
         patch = None if config.patches.size == "full" else config.patches.size
         store = prepare(find_cases(config.data, root), config.data, root, patch=patch)
