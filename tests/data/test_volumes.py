@@ -247,7 +247,7 @@ _READ_AND_SAY = (
     "import resource, sys; from pathlib import Path; from voxscale.data.volumes import read_volume\n"
     "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
     "try: read_volume(Path(sys.argv[1]))\n"
-    "except ValueError as error: print(error)\n"
+    "except (ValueError, MemoryError) as error: print(error)\n"
     "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
 )
 

@@ -25,6 +25,7 @@ from voxscale.config.load import plain
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess
+from voxscale.data.room import bytes_of_case, threads_with_room
 from voxscale.data.store import (
     IN_USE,
     ROW,
@@ -41,6 +42,7 @@ from voxscale.data.store import (
 from voxscale.data.volumes import Labels, RawCase, read_case
 from voxscale.errors import DataError, InfrastructureError
 from voxscale.files import locked, publish, read_json, remove, remove_temporaries, sha256_of, write_json
+from voxscale.memory import available_memory
 from voxscale.terminal import progress
 
 PLACES_PER_LABEL = 4096  # where a balanced patch can be centred, for each case and label
@@ -154,6 +156,7 @@ def _build(folder: Path, manifest: Manifest, data: Data, patch: Shape | None, th
     (folder / "cases").mkdir(exist_ok=True)
     remove_temporaries(folder)
     remove_temporaries(folder / "cases")
+    threads = threads_with_room(cases, data, threads)
     with progress("preparing cases", len(cases)) as advance, ThreadPoolExecutor(threads) as pool:
 
         def build(case: Case) -> dict[str, Any] | DataError:
@@ -219,11 +222,18 @@ def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patc
     if (details := _described(folder)) is not None:
         return details
     remove(folder)
-    raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
-    prepared = _preprocessed(case, raw, data)
-    with publish(folder) as temporary:
-        temporary.mkdir()
-        return _write_case(temporary, raw, prepared, stored_dtype(data), patch)
+    try:
+        raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
+        prepared = _preprocessed(case, raw, data)
+        with publish(folder) as temporary:
+            temporary.mkdir()
+            return _write_case(temporary, raw, prepared, stored_dtype(data), patch)
+    except MemoryError as error:
+        raise InfrastructureError(
+            f"case {case.id}: found too little memory to prepare it: {available_memory() >> 20} MB free, "
+            f"expected about {bytes_of_case([case], data) >> 20} MB",
+            fix="use a machine, or a job, with more memory; a coarser data.spacing needs less",
+        ) from error
 
 
 def _described(folder: Path) -> dict[str, Any] | None:
@@ -298,9 +308,10 @@ def _write_array(path: Path, array: NDArray[Any], chunks: tuple[int, ...], block
         raise OSError(errno.ENOSPC, str(error)) from error
 
 
-def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:
+def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16 | np.int32]:
     """Rows (label, x, y, z), ordered by label; of each at most PLACES_PER_LABEL, spread evenly."""
-    found = [np.empty((0, 4), np.int16)]
+    kind = np.int16 if max(label_xyz.shape) <= np.iinfo(np.int16).max else np.int32
+    found = [np.empty((0, 4), kind)]
     for label in labels:
         if label > 0:
             flat = np.flatnonzero(label_xyz.ravel() == label)
@@ -309,7 +320,7 @@ def _find_places(label_xyz: Labels, labels: list[int]) -> NDArray[np.int16]:
                 edges = np.linspace(0, len(flat), PLACES_PER_LABEL + 1).astype(np.intp)
                 flat = flat[np.random.default_rng(label).integers(edges[:-1], edges[1:])]
             places = np.stack(np.unravel_index(flat, label_xyz.shape), axis=1)
-            found.append(np.insert(places, 0, label, axis=1).astype(np.int16))
+            found.append(np.insert(places, 0, label, axis=1).astype(kind))
     return np.concatenate(found)
 
 

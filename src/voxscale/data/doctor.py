@@ -20,10 +20,12 @@ from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
+from voxscale.data.room import bytes_of_case, threads_with_room
 from voxscale.data.split import check_test_cases, label_strata, num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
 from voxscale.errors import ConfigError, DataError, VoxscaleError
+from voxscale.memory import available_memory
 from voxscale.terminal import progress
 
 _BAD_OUTCOMES = ("bad-outcome", "bad-target", "bad-class")
@@ -74,11 +76,14 @@ def examine_dataset(
     manifest = load_manifest(config.data, scratch)
     findings = list(manifest.findings)
     facts: list[Facts] = []
+    threads = threads_with_room(manifest.cases, config.data, threads)
     with progress("checking cases", len(manifest.cases)) as advance, ThreadPoolExecutor(threads) as pool:
 
         def check(case: Case) -> tuple[Facts | None, list[Finding]]:
             try:
                 return _check_case(case, manifest, config)
+            except MemoryError:
+                return None, [_beyond_memory(case, config)]
             finally:
                 advance()
 
@@ -149,6 +154,13 @@ def make_fingerprint(facts: Sequence[Facts], manifest: Manifest) -> dict[str, An
             for label in labels
         },
     }
+
+
+def _beyond_memory(case: Case, config: Config) -> Finding:
+    """The machine is too small for it; its files may well be sound."""
+    found = f"too little memory to check it: {available_memory() >> 20} MB free"
+    expected = f"about {bytes_of_case([case], config.data) >> 20} MB"
+    return Finding(ERROR, "memory", case.id, "", found, expected, "use a machine, or a job, with more memory")
 
 
 def _check_case(case: Case, manifest: Manifest, config: Config) -> tuple[Facts | None, list[Finding]]:

@@ -61,7 +61,8 @@ def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
     """Return (voxels, affine). Raises ValueError with the reason if the file is damaged or no volume of numbers.
 
     A compressed file is read to its end and its checksum verified: damaged ones can decode to wrong voxels. The
-    header is checked first, so that nothing is allocated that it has no right to.
+    header is checked first, so that nothing is allocated that it has no right to. Raises MemoryError for a sound file
+    that is too large.
     """
     try:
         with path.open("rb") as file:
@@ -80,8 +81,6 @@ def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
         slope, shift = header.get_slope_inter()
         voxels = np.ndarray(shape, header.get_data_dtype(), content, offset, order="F")
         return (voxels if slope is None else apply_read_scaling(voxels, slope, shift)), affine
-    except MemoryError as error:
-        raise ValueError("more voxels than this machine has memory for") from error
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error  # without the path, which is of this machine
     except (EOFError, ValueError, ArithmeticError, zlib.error, HeaderDataError, WrapStructError) as error:
@@ -89,7 +88,7 @@ def read_volume(path: Path) -> tuple[NDArray[np.generic], Affine]:
 
 
 def read_case(case: Case, *, channels: int = 0, labels: Mapping[int, str] | None = None) -> RawCase:
-    """The case, refused with all its faults at once."""
+    """The case, refused with all its faults at once. Raises MemoryError if there is too little for it."""
     raw, findings = examine_case(case, channels=channels, labels=labels)
     if raw is None:
         errors = [finding for finding in findings if finding.level == ERROR]
@@ -104,7 +103,7 @@ def examine_case(
 ) -> tuple[RawCase | None, list[Finding]]:
     """Read a case and list everything that is wrong with it; it comes back only if nothing makes it unsafe.
 
-    `channels` and `labels` are what the dataset declares, if it does.
+    `channels` and `labels` are what the dataset declares, if it does. Raises MemoryError if there is too little for it.
     """
     check = _Check(case, [])
     if case.record is not None:
@@ -286,7 +285,7 @@ def _layout(header: Any) -> tuple[tuple[int, ...], int, int]:
         raise ValueError(f"the header promises {content:,} bytes of voxels, more than {MAX_BYTES:,}")
     # Whoever reads it needs it as float32 too. How well a file packs says nothing: a real empty label packs as a bomb.
     if (needed := content + voxels * _FLOAT_BYTES) > (free := available_memory()):
-        raise ValueError(f"its {shape} voxels take {needed:,} bytes of memory, {free:,} are free")
+        raise MemoryError(f"its {shape} voxels take {needed:,} bytes of memory, {free:,} are free")
     offset = float(header["vox_offset"])
     if not header.single_vox_offset <= offset <= _MAX_OFFSET:
         raise ValueError(f"its voxels begin at byte {offset:g}")
