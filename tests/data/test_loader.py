@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from conftest import tiny_config
+from layouts import save_volume
 from voxscale.config.load import make_config
 from voxscale.config.schema import Config
 from voxscale.data.build import prepare
@@ -278,3 +281,55 @@ def test_a_loader_that_is_left_open_lets_the_program_end(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Cases of different sizes, most with an axis that is shorter than many a patch."""
+    folder = tmp_path_factory.mktemp("uneven")
+    for number, shape in enumerate([(9, 30, 17), (24, 11, 8), (16, 16, 40), (31, 24, 20)]):
+        rng = np.random.default_rng(number)
+        save_volume(folder / f"img{number}.nii.gz", rng.normal(100, 20, shape).astype(np.float32))
+        save_volume(folder / f"seg{number}.nii.gz", rng.integers(0, 3, shape).astype(np.uint8))
+    config = make_config(tiny_config(folder), name="uneven", base=Path())
+    return prepare(find_cases(config.data, folder), config.data, folder / "store", patch=(16, 16, 16))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    some.one_of(some.tuples(*[some.integers(1, 44)] * 3), some.just("full")),
+    some.integers(0, 2**32),
+    some.sampled_from([0.0, 0.5, 1.0]),
+    some.integers(1, 3),
+)
+def test_a_patch_is_a_crop_of_the_case_padded_with_zeros(
+    uneven: Store, size: Any, seed: int, foreground: float, per_case: int
+) -> None:
+    patch = uneven.largest_shape() if size == "full" else size
+    rows = np.arange(len(uneven), dtype=np.int32)
+    stream = Stream(seed, len(rows), per_case, 4)
+    loader = PatchLoader(
+        sampler=PatchSampler(stream, uneven, rows, patch, foreground), store=uneven, source=FromStore(uneven),
+        size=patch, transforms=(), rank=0, world_size=1, micro_batch=4, device=torch.device("cpu"),
+        workers=2, prefetch=1, pin_memory=False,
+    )  # fmt: skip
+    seen = []
+    for batches in loader.steps(1, stream.steps_per_epoch):
+        for case, start, image, label in chain.from_iterable(map(_samples, batches)):
+            row = uneven.row(case)
+            for whole, edge, at in zip(uneven.shape(row), patch, start, strict=True):
+                assert 0 <= at <= whole - edge or whole < edge, "inside the case, wherever it can be"
+            assert image.dtype == torch.float32
+            assert np.array_equal(image.numpy(), _crop(uneven.read_image(row).astype(np.float32), start, patch))
+            assert np.array_equal(label.numpy(), _crop(uneven.read_label(row), start, patch))
+            if size == "full":
+                assert np.count_nonzero(label) == np.count_nonzero(uneven.read_label(row)), "all of the case is there"
+            seen.append(case)
+    assert sorted(seen) == sorted(uneven.ids() * per_case)
+
+
+def _crop(volume: Any, start: tuple[int, int, int], size: tuple[int, int, int]) -> Any:
+    """What NumPy makes of it: padded so far that no box leads out, then cut."""
+    lead = [(0, 0)] * (volume.ndim - 3)
+    padded = np.pad(volume, [*lead, *((m, m) for m in size)])
+    return padded[(..., *(slice(at + m, at + 2 * m) for at, m in zip(start, size, strict=True)))]

@@ -22,6 +22,7 @@ import pytest
 from conftest import Cli, tiny_config
 from voxscale.config.data import Data, Intensity, Slices
 from voxscale.config.load import make_config
+from voxscale.data import build
 from voxscale.data.build import (
     PLACES_PER_LABEL,
     _find_places,
@@ -30,7 +31,7 @@ from voxscale.data.build import (
     rebuild_damaged,
     store_key,
 )
-from voxscale.data.cases import Manifest
+from voxscale.data.cases import Case, Manifest
 from voxscale.data.formats import find_cases
 from voxscale.data.preprocess import preprocess
 from voxscale.data.shelf import list_stores, prune_stores, stage_store
@@ -226,6 +227,25 @@ def test_index_json_cannot_be_altered(store: Store) -> None:
         open_store(store.folder)
 
 
+def test_one_rank_of_a_node_checks_index_and_sizes_for_all(store: Store) -> None:
+    assert store.ids(slice(1, 3)) == [store.id(1), store.id(2)]
+    assert store.ids() == sorted(path.name for path in (store.folder / "cases").iterdir())
+    index, label = store.folder / "index.npy", store.folder / "cases" / store.id(1) / "label.b2nd"
+    content = index.read_bytes()
+    label.write_bytes(b"")
+    index.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert open_store(store.folder, check="header").ids() == store.ids()
+    with pytest.raises(DamagedStore, match="index.npy is not the one that was written"):
+        open_store(store.folder, check="index")
+    index.write_bytes(content[:-1])
+    with pytest.raises(DamagedStore, match="its index is damaged"):
+        open_store(store.folder, check="header")
+    index.write_bytes(content)
+    open_store(store.folder, check="index")
+    with pytest.raises(DamagedStore, match="files of 1 cases are cut or gone"):
+        open_store(store.folder)
+
+
 def test_a_damaged_case_of_an_unfinished_build_is_built_again(store: Store, manifest: Manifest, data: Data) -> None:
     (store.folder / "index.json").unlink()
     (store.folder / "cases" / store.id(3) / "case.json").write_text('{"sh')
@@ -258,6 +278,15 @@ def test_places_are_spread_over_the_whole_label(box: tuple[int, int, int]) -> No
         assert len(spread) == n
         assert spread.min() > 0.4 * spread.mean()
         assert spread.max() < 1.8 * spread.mean()
+
+
+@pytest.mark.parametrize(("edge", "kind"), [(32_767, np.int16), (40_000, np.int32)])
+def test_places_along_a_long_axis_are_kept(edge: int, kind: type) -> None:
+    label = np.zeros((edge, 2, 1), np.uint8)
+    label[edge - 1, 1, 0] = 3
+    places = _find_places(label, [0, 3])
+    assert places.dtype == kind
+    assert places.tolist() == [[3, edge - 1, 1, 0]]
 
 
 def test_a_full_disk_is_named_with_what_is_needed(dataset: Path, tmp_path: Path, small_disk: Path) -> None:
@@ -303,32 +332,52 @@ def test_verify_finds_and_rebuilds_what_is_damaged(
     assert rebuild_damaged(open_store(store.folder), tmp_path / "store") == []
 
 
-def _prepare_elsewhere(source: str, root: str, queue: multiprocessing.Queue[tuple[int, str]]) -> None:
+def _prepare_elsewhere(source: str, root: str) -> Store:
     data = data_of(Path(source))
-    store = prepare(find_cases(data, Path(root)), data, Path(root), patch=PATCH)
-    queue.put((len(store), store.folder.name))
+    return prepare(find_cases(data, Path(root)), data, Path(root), patch=PATCH)
+
+
+def _prepare_together(source: str, root: str, barrier: Any, queue: multiprocessing.Queue[dict[str, Any]]) -> None:
+    """Prepare in step with another process, slowly, and tell what was done here and when."""
+    read, cases = build.read_case, []
+
+    def read_slowly(case: Case, **declared: Any) -> Any:
+        cases.append(case.id)
+        time.sleep(0.05)
+        return read(case, **declared)
+
+    build.read_case = read_slowly
+    barrier.wait(60)
+    began = time.monotonic()
+    store = _prepare_elsewhere(source, root)
+    queue.put(
+        {"began": began, "ended": time.monotonic(), "store": store.folder.name, "ids": store.ids(), "read": cases}
+    )
 
 
 def test_two_may_prepare_at_once(dataset: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    queue: multiprocessing.Queue[tuple[int, str]] = context.Queue()
-    both = [context.Process(target=_prepare_elsewhere, args=(str(dataset), str(tmp_path), queue)) for _ in range(2)]
+    queue: multiprocessing.Queue[dict[str, Any]] = context.Queue()
+    given = (str(dataset), str(tmp_path), context.Barrier(2), queue)
+    both = [context.Process(target=_prepare_together, args=given) for _ in range(2)]
     for process in both:
         process.start()
-    results = {queue.get(timeout=60) for _ in both}
+    first, second = sorted((queue.get(timeout=60) for _ in both), key=lambda told: told["began"])
     for process in both:
         process.join(60)
-    assert len(results) == 1
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [results.pop()[1]]
+    assert second["began"] + 0.3 < first["ended"], "one had begun long before the other had ended"
+    assert [first["store"]] == [second["store"]] == [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert first["ids"] == second["ids"] == open_store(tmp_path / first["store"]).ids()
+    assert sorted([first["read"], second["read"]], key=len) == [[], first["ids"]], "one builds, the other waits"
 
 
 def test_a_killed_build_goes_on_where_it_was(dataset: Path, tmp_path: Path, data: Data, manifest: Manifest) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[3])\n"
-        "from test_store import _prepare_elsewhere\nimport queue, time, voxscale.data.build as build\n"
+        "from test_store import _prepare_elsewhere\nimport time, voxscale.data.build as build\n"
         "slow = build.read_case\n"
         "build.read_case = lambda *a, **k: (time.sleep(0.2), slow(*a, **k))[1]\n"
-        "_prepare_elsewhere(sys.argv[1], sys.argv[2], queue.Queue())"
+        "_prepare_elsewhere(sys.argv[1], sys.argv[2])"
     )
     paths = [str(dataset), str(tmp_path), str(Path(__file__).parent)]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -385,6 +434,19 @@ def test_listed_and_pruned_unless_read(store: Store, tmp_path: Path, cli_here: C
     assert "deleted: 1, " in cli_here("prepare", config, "--prune", "0").out
     assert cli_here("prepare", config, "--list", "--json").json["stores"] == []
     assert not store.folder.exists()
+
+
+def test_stores_in_the_scratch_of_a_site_are_listed_and_pruned_there(
+    store: Store, tmp_path: Path, cli_here: Cli, write_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(store.folder, tmp_path / "scratch" / "voxscale" / store.folder.name)
+    (tmp_path / "site.yaml").write_text(f"scratch: {tmp_path}/scratch\n")
+    monkeypatch.chdir(tmp_path)
+    for config in ([], [write_config()]):
+        found = cli_here("prepare", *config, "--list", "--json", "--on", "slurm", "--site", "site.yaml").json
+        assert [each["key"] for each in found["stores"]] == [store.folder.name]
+    assert "deleted: 1, " in cli_here("prepare", "--prune", "0", "--on", "slurm").out
+    assert list((tmp_path / "scratch" / "voxscale").glob("*/index.json")) == []
 
 
 @pytest.mark.parametrize("others", [["--list"], ["--verify"], ["--list", "--verify"]])
