@@ -73,9 +73,17 @@ class ReadRun:
         return read_object(self.run, "forecast")
 
     @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        """All lines of the events; one that a killed writer left half is no damage."""
+        try:
+            return list(parse_events(self.run.events.read_bytes().splitlines()))
+        except OSError:
+            return []
+
+    @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """Those that say what events of their kind say; a line that a killed writer left half is no damage."""
-        return without_superseded(row for row in _rows_of(self.run.events) if is_sound(row))
+        """Those that say what events of their kind say."""
+        return without_superseded(row for row in self._rows if is_sound(row))
 
     @cached_property
     def cases(self) -> list[dict[str, str]]:
@@ -92,7 +100,7 @@ class ReadRun:
         found = [path for path in objects if path.exists() and not _read_object(path)]
         found += [run.config] if run.config.exists() and self.config is None else []
         found += [run.cases] if run.cases.exists() and not self.cases else []
-        found += [run.events] if not all(map(is_sound, _rows_of(run.events))) else []
+        found += [run.events] if not all(map(is_sound, self._rows)) else []
         return ", ".join(path.relative_to(run.root).as_posix() for path in found)
 
     @cached_property
@@ -146,13 +154,6 @@ def is_sound(event: Event) -> bool:
     """Whether it holds what events of its kind do, each as what it should be."""
     has_all = event["event"] not in _STEPPING or "step" in event
     return has_all and all(isinstance(event[name], kind) for name, kind in _OF_EVENTS.items() if name in event)
-
-
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    try:
-        return list(parse_events(path.read_bytes().splitlines()))
-    except OSError:
-        return []
 
 
 def read_object(run: RunFolder, name: str) -> dict[str, Any]:
