@@ -108,15 +108,17 @@ def test_a_job_looks_where_the_plan_of_its_site_was_kept_and_asks_for_what_it_re
     assert not (tmp_path / "cache" / "voxscale").exists(), "no second store"
     settled = with_scratch(read_config(config), site, os.environ)
 
-    def asked(settled: Config = settled, devices: str = "auto") -> Request:
+    def asked(settled: Config = settled, devices: str = "auto", of_node: int = 2) -> Request:
         place = Placement(site, devices=devices)
-        return plan_request(settled, tmp_path / "run", os.environ, place, Request(1, 2, gpus=True), CLUSTER)
+        return plan_request(settled, tmp_path / "run", os.environ, place, Request(1, of_node, gpus=True), CLUSTER)
 
     chosen = asked()
     assert (chosen.nodes, chosen.devices, chosen.gpus) == (1, 1, True)
     assert chosen.planned is not None
     assert chosen.planned.time == done.json["request"]["time"]
-    assert chosen.planned.as_text(1).startswith("--devices 1 of 2, as more would be used badly by the plan (published")
+    assert chosen.planned.as_text(1).startswith("--devices 1 of 2, as the plan recommends no more (published")
+    assert asked(of_node=4).devices == 1, "four would be more than there are validation cases"
+    assert asked(devices="4", of_node=4) == Request(1, 4, gpus=True), "that is warned of, where it is stated"
     stated = asked(devices="2")
     assert stated.devices == 2, "what is stated counts"
     assert stated.planned is not None

@@ -34,15 +34,8 @@ def plan_request(
     kept = store_root(config.data, environ) / "costs"
     if not (wants_time or wants_memory or chooses) or not kept.is_dir():
         return request
-    devices = str(request.devices)
-    try:
-        forecast = forecast_run(
-            config, environ, site, nodes=request.nodes, devices=devices, probe=False, count=False, folder=root
-        )
-    except ConfigError as error:
-        print(f"warning: `voxscale plan` says: {error.message.splitlines()[0]}", file=sys.stderr)
-        return request
-    except VoxscaleError:
+    forecast = _forecast(config, root, environ, place, request, fewer=chooses)
+    if forecast is None:
         return request
     asked = forecast.request if chooses else forecast.as_asked
     partitions = cluster.chosen(site)
@@ -60,6 +53,33 @@ def plan_request(
     request = replace(request, nodes=asked.nodes, devices=asked.devices, planned=planned)
     print(f"asking for {planned.as_text(request.devices)}", file=sys.stderr)
     return request
+
+
+def _forecast(
+    config: Config, root: Path, environ: Mapping[str, str], place: Placement, request: Request, *, fewer: bool
+) -> Forecast | None:
+    """Of what is requested; of half as many devices, and so on, where that cannot work and `fewer` may be asked for."""
+    devices, refused = request.devices, ""
+    while devices:
+        try:
+            return forecast_run(
+                config,
+                environ,
+                place.site,
+                nodes=request.nodes,
+                devices=str(devices),
+                probe=False,
+                count=False,
+                folder=root,
+            )
+        except ConfigError as error:
+            refused = refused or error.message.splitlines()[0]
+        except VoxscaleError:
+            break
+        devices = devices // 2 if fewer else 0
+    if refused:
+        print(f"warning: `voxscale plan` says: {refused}", file=sys.stderr)
+    return None
 
 
 def _may_choose(config: Config, place: Placement) -> bool:

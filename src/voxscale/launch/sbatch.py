@@ -59,7 +59,7 @@ class Planned:
         text = f"{' '.join(options)} as planned from {self.basis}: the site states nothing of it" if options else ""
         if self.fewer_than is None:
             return text
-        fewer = f"--devices {devices} of {self.fewer_than}, as more would be used badly by the plan ({self.basis})"
+        fewer = f"--devices {devices} of {self.fewer_than}, as the plan recommends no more ({self.basis})"
         return f"{fewer}; {text}" if text else fewer
 
 
