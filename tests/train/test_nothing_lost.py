@@ -47,7 +47,7 @@ class Told(Tied):
 
     def forward(self, image):
         if not self.training:
-            windows = Path(__file__).with_name("windows")
+            windows = Path(os.environ["PYTHONPATH"], "windows")
             with windows.open("a") as seen:
                 seen.write(".")
             if windows.read_text() == ".":
