@@ -28,7 +28,8 @@ from voxscale.config.training import (
     Shift,
     check_transforms,
 )
-from voxscale.data.augment import Drawn, Linear, Scratch, adjust, copy_on_device, draw, place, source_region
+from voxscale.data.augment import Drawn, Linear, adjust, draw, place, source_region
+from voxscale.data.filters import Scratch
 
 SIZE = (12, 12, 12)
 NOTHING = Drawn(None, (), (), ())
@@ -85,16 +86,6 @@ def test_flips_and_turns_are_numpys(drawn: Drawn, dtype: torch.dtype) -> None:
     image, label = placed(drawn, source_image.to(dtype), source_label)
     assert np.array_equal(image, turned(source_image.float().numpy(), drawn))
     assert np.array_equal(label, turned(source_label.numpy(), drawn))
-
-
-@pytest.mark.parametrize("drawn", SPACE[::3], ids=lambda drawn: f"{drawn.flips}{drawn.turns}")
-def test_device_copy_is_the_hosts(drawn: Drawn) -> None:
-    source = make_source((9, 12, 7))
-    expected = placed(drawn, *source, origin=(2, 0, 4))
-    for tensor, wanted in zip(source, expected, strict=True):
-        out = torch.full(wanted.shape, 77, dtype=wanted.dtype)
-        copy_on_device(drawn, tensor, (2, 0, 4), out)
-        assert torch.equal(out, wanted)
 
 
 @pytest.mark.parametrize("drawn", SPACE, ids=lambda drawn: f"{drawn.flips}{drawn.turns}")
@@ -202,16 +193,31 @@ def test_drawing_is_pure_and_takes_a_constant_count() -> None:
 
 @given(seeds)
 @settings(max_examples=15, deadline=None)
-def test_a_row_is_the_same_alone_and_in_a_batch(seed: int) -> None:
-    drawn = [draw(EVERYTHING, np.random.default_rng(seed + row), channels=2) for row in range(3)]
-    batch = torch.stack([make_source(SIZE, row)[0].float() for row in range(3)])
-    rows = [batch[row : row + 1].clone() for row in range(3)]
-    used = Scratch()
-    adjust(batch, drawn, scratch=used)
-    adjust(batch.clone(), drawn[::-1], scratch=used)  # what a scratch held before does not show
-    for row in range(3):
-        adjust(rows[row], drawn[row : row + 1], scratch=Scratch() if row else used)
-        assert torch.equal(rows[row][0], batch[row])
+def test_what_a_scratch_held_before_does_not_show(seed: int) -> None:
+    drawn = draw(EVERYTHING, np.random.default_rng(seed), channels=2)
+    image = make_source(SIZE)[0].float()
+    again, used = image.clone(), Scratch()
+    adjust(image, drawn, scratch=used)
+    adjust(again.clone(), draw(EVERYTHING, np.random.default_rng(seed + 1), channels=2), scratch=used)
+    adjust(again, drawn, scratch=used)
+    assert torch.equal(again, image)
+
+
+def test_each_transform_has_a_place_of_its_own() -> None:
+    """The same place is the same transform in every sample, drawn or not; scales and shifts side by side share one."""
+    transforms = [
+        Noise(p=0.5),
+        Scale(p=0.5),
+        Shift(p=0.5),
+        Flip(),
+        Gamma(p=0.5),
+        Blur(p=0.5),
+        Gamma(p=0.5, invert=True),
+    ]
+    drawn = [draw(transforms, np.random.default_rng(seed), channels=1).intensity for seed in range(60)]
+    kinds = [{type(step).__name__ for step in place if step is not None} for place in zip(*drawn, strict=True)]
+    assert kinds == [{"AddNoise"}, {"Linear"}, {"Power"}, {"Smooth"}, {"Power"}]
+    assert all(None in place for place in zip(*drawn, strict=True))
 
 
 def test_probabilities_are_kept() -> None:
@@ -224,7 +230,7 @@ def test_probabilities_are_kept() -> None:
     matrices = [one.matrix for one in drawn if one.matrix is not None]
     assert abs(len(matrices) / 4000 - 0.52) < 0.03
     assert abs(np.mean([np.count_nonzero(matrix) == 9 for matrix in matrices]) - 0.2 / 0.52) < 0.04
-    assert abs(np.mean([len(one.intensity) for one in drawn]) - 0.2) < 0.03
+    assert abs(np.mean([one.intensity != (None,) for one in drawn]) - 0.2) < 0.03
 
 
 def test_matrices_keep_to_their_limits() -> None:
@@ -255,14 +261,19 @@ def test_scales_and_shifts_become_one_pass() -> None:
     )
     assert one == two
     (first,), (merged,) = one, both
+    apart = [draw([Scale(p=1), Blur(p=p), Shift(p=1)], np.random.default_rng(0), channels=1).intensity for p in (0, 1)]
+    assert [[type(step).__name__ for step in steps if step is not None] for steps in apart] == [
+        ["Linear"],
+        ["Linear", "Smooth", "Linear"],
+    ]
     assert isinstance(first, Linear) and isinstance(merged, Linear)
     rng = np.random.default_rng(0)
     offset, factor, last = (2 * rng.random(2)[1] - 1 for _ in range(3))
     assert merged.offset == pytest.approx(0.1 * offset * (1 + 0.1 * factor) + 0.1 * last)
     image = make_source(SIZE)[0].float()
-    batch = image[None].clone()
-    adjust(batch, [Drawn(None, (), (), (Linear(1.1, -0.05),))], scratch=Scratch())
-    assert torch.allclose(batch[0], image * 1.1 - 0.05, atol=1e-6)
+    changed = image.clone()
+    adjust(changed, Drawn(None, (), (), (Linear(1.1, -0.05),)), scratch=Scratch())
+    assert torch.allclose(changed, image * 1.1 - 0.05, atol=1e-6)
 
 
 def test_presets() -> None:

@@ -14,8 +14,9 @@ from scipy.ndimage import gaussian_filter
 
 from voxscale.config.base import Section
 from voxscale.config.training import Blur, Brightness, Contrast, Gamma, LowRes, Noise
-from voxscale.data.augment import AddNoise, Coarsen, Multiply, Power, Scratch, Smooth, Step, Stretch, adjust, draw
-from voxscale.data.filters import resample, resample_by_grid
+from voxscale.data.augment import AddNoise, Coarsen, Multiply, Power, Smooth, Step, Stretch, adjust, draw
+from voxscale.data.augment_batch import adjust_batch
+from voxscale.data.filters import Scratch
 
 SHAPE = (14, 16, 18)
 seeds = st.integers(0, 2**32)
@@ -29,10 +30,10 @@ def adjusted(transform: Section, seed: int) -> tuple[Any, np.ndarray[Any, Any], 
     """What was drawn, the image before and after."""
     before = make_image(seed)
     drawn = draw([transform], np.random.default_rng(seed), channels=3)
-    after = before[None].clone()
-    adjust(after, [drawn], scratch=Scratch())
+    after = before.clone()
+    adjust(after, drawn, scratch=Scratch())
     (step,) = drawn.intensity
-    return step, before.numpy().astype(float), after[0].numpy()
+    return step, before.numpy().astype(float), after.numpy()
 
 
 @given(seeds)
@@ -77,9 +78,12 @@ def test_gamma_bends_and_keeps_the_moments(seed: int, invert: bool) -> None:
 
 @pytest.mark.parametrize("invert", [False, True])
 def test_gamma_leaves_a_constant_alone(invert: bool) -> None:
-    image = torch.full((1, 1, 4, 4, 4), 3.0)
-    adjust(image, [draw([Gamma(p=1, invert=invert)], np.random.default_rng(0), channels=1)], scratch=Scratch())
+    drawn = draw([Gamma(p=1, invert=invert)], np.random.default_rng(0), channels=1)
+    image, batch = torch.full((1, 4, 4, 4), 3.0), torch.full((2, 1, 4, 4, 4), 3.0)
+    adjust(image, drawn, scratch=Scratch())
+    adjust_batch(batch, [drawn] * 2)
     assert (image == 3).all()
+    assert (batch == 3).all()
 
 
 @given(seeds)
@@ -119,6 +123,7 @@ def test_limits_are_kept_and_channels_chosen_by_chance() -> None:
         step
         for _ in range(300)
         for step in draw([Blur(p=1), LowRes(p=1, p_channel=0.25), Gamma(p=1)], rng, channels=4).intensity
+        if step is not None
     ]
     sigmas = [sigma for step in steps if isinstance(step, Smooth) for sigma in step.sigmas]
     zooms = [zoom for step in steps if isinstance(step, Coarsen) for zoom in step.zooms]
@@ -131,28 +136,11 @@ def test_limits_are_kept_and_channels_chosen_by_chance() -> None:
     assert abs(np.mean(np.array(exponents) < 1) - 0.5) < 0.06
 
 
-@pytest.mark.parametrize("oblique", [False, True])
-def test_the_gpus_interpolation_is_the_hosts(oblique: bool) -> None:
-    """On any device: the function for GPUs, run here on the CPU."""
-    rng = np.random.default_rng(0)
-    image = torch.from_numpy(rng.normal(size=(2, 9, 11, 10)).astype(np.float16))
-    label = torch.from_numpy(rng.integers(1, 5, (9, 11, 10)).astype(np.uint8))
-    matrix = np.array([[0.0, -1.13, 0.0], [0.91, 0.0, 0.0], [0.0, 0.0, 1.07]])
-    matrix = matrix + rng.uniform(-0.3, 0.3, (3, 3)) if oblique else matrix
-    centre = np.array([3.9, 5.2, 4.6])
-    rows = [(torch.full((2, *SHAPE), 7.0), torch.full(SHAPE, 7, dtype=torch.uint8)) for _ in range(2)]
-    resample(image, label, matrix, centre, out_image=rows[0][0], out_label=rows[0][1], scratch=Scratch())
-    resample_by_grid(image, label, matrix, centre, out_image=rows[1][0], out_label=rows[1][1])
-    assert (rows[0][0] == 0).any() and (rows[0][0] != 0).any()
-    assert torch.allclose(rows[0][0], rows[1][0], atol=1e-4)
-    assert torch.equal(rows[0][1], rows[1][1])
-
-
 def test_scratch_gives_its_memory_again() -> None:
-    scratch, cpu = Scratch(), torch.device("cpu")
-    large = scratch.take("a", (8, 9), torch.float32, cpu)
-    small = scratch.take("a", (3, 5), torch.float32, cpu)
+    scratch = Scratch()
+    large = scratch.take("a", (8, 9), torch.float32)
+    small = scratch.take("a", (3, 5), torch.float32)
     assert small.shape == (3, 5) and small.is_contiguous()
     assert small.data_ptr() == large.data_ptr()
-    assert scratch.take("b", (3, 5), torch.float32, cpu).data_ptr() != large.data_ptr()
-    assert scratch.take("a", (3, 5), torch.float16, cpu).data_ptr() != large.data_ptr()
+    assert scratch.take("b", (3, 5), torch.float32).data_ptr() != large.data_ptr()
+    assert scratch.take("a", (3, 5), torch.float16).data_ptr() != large.data_ptr()

@@ -160,6 +160,21 @@ def test_where_patches_are_cut_from_changes_nothing(
     assert not list(tmp_path.glob("voxscale-*")), "shared memory was left behind"
 
 
+@pytest.mark.parametrize("size", [16, 32], ids=["patch", "larger than the case"])
+def test_a_gpu_is_sent_what_a_cpu_reads(size: int, store: Store, dataset: Path) -> None:
+    """By way of slots and as one batch, here on the CPU."""
+    config = configure(dataset, patches__size=[size] * 3, augment="full")
+    with closing(make_loader(store, config)) as loader:
+        reads = [loader._read_to_slot(1, position) for position in range(8)]
+        images, labels = loader._augmented(reads)
+        row_image, row_label = (tensor[0] for tensor in loader._empty(1))
+        for position, (image, label) in enumerate(zip(images, labels, strict=True)):
+            loader._read_into(1, position, row_image, row_label)
+            assert torch.allclose(image, row_image, atol=1e-3)
+            assert torch.equal(label, row_label)
+    assert len({read.drawn.matrix is None for read in reads}) == 2, "some rotated, some not"
+
+
 @pytest.mark.parametrize("where", ["store", "host", "device"])
 def test_a_rotating_cache_shows_every_case(where: str, store: Store, dataset: Path, tmp_path: Path) -> None:
     cache = {"where": where, "rate": 0.4, "replace": 0.5}

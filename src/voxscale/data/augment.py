@@ -1,7 +1,8 @@
-"""Augmentation on the device: parameters are drawn first, from the sample's own random numbers, then applied.
+"""Augmentation: parameters are drawn first, from the sample's own random numbers, then applied.
 
-`draw` says what will happen; `source_region` which voxels that needs; `place` moves them into the batch, converted,
-interpolated, flipped and turned; `adjust` changes intensities there.
+`draw` says what will happen; `source_region` which voxels that needs. On a CPU `place` moves them into a row of the
+batch, converted, interpolated, flipped and turned, and `adjust` changes intensities there, sample by sample, channel by
+channel, in memory that is reused. On other devices `augment_batch` does the same for a whole batch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,11 @@ from voxscale.data.filters import (
     Scratch,
     apply_contrast,
     apply_gamma,
-    blur_matrix,
-    lowres_matrix,
+    blur_matrices,
+    lowres_matrices,
     multiply_axes,
     resample,
 )
-
-__all__ = ["Drawn", "Scratch", "adjust", "draw", "place", "source_region"]
 
 Triple = tuple[int, int, int]
 Turn = tuple[int, tuple[int, int]]
@@ -89,20 +88,22 @@ class Coarsen:
     zooms: tuple[float | None, ...]
 
 
-Step = Linear | AddNoise | Multiply | Stretch | Power | Smooth | Coarsen
+ByVolume = Stretch | Power | Smooth | Coarsen
+Step = Linear | AddNoise | Multiply | ByVolume
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """What augmentation will do to one sample, drawn before anything is read.
 
-    In space: interpolation, then flips, then turns, whatever the order of the list; intensities in its order.
+    In space: interpolation, then flips, then turns, whatever the order of the list; intensities in its order, with None
+    where chance left a transform out, so that the same place is the same transform in every sample.
     """
 
     matrix: NDArray[np.float64] | None  # (3, 3): offset from the patch's centre, in voxels, to that from the source's
     flips: tuple[int, ...]  # spatial axes 0..2
     turns: tuple[Turn, ...]  # number of quarter turns, plane
-    intensity: tuple[Step, ...]
+    intensity: tuple[Step | None, ...]
 
 
 def draw(transforms: Sequence[Section], rng: np.random.Generator, *, channels: int) -> Drawn:
@@ -110,7 +111,8 @@ def draw(transforms: Sequence[Section], rng: np.random.Generator, *, channels: i
     matrix: NDArray[np.float64] | None = None
     flips: set[int] = set()
     turns: list[Turn] = []
-    steps: list[Step] = []
+    steps: list[Step | None] = []
+    before: Section | None = None
     for transform in transforms:
         match transform:
             case Flip():
@@ -123,7 +125,10 @@ def draw(transforms: Sequence[Section], rng: np.random.Generator, *, channels: i
             case Affine():
                 matrix = _draw_matrix(transform, rng.random(6))
             case _:
-                _append(steps, _draw_step(transform, rng, channels))
+                if not (isinstance(transform, Scale | Shift) and isinstance(before, Scale | Shift)):
+                    steps.append(None)  # neighbours that are linear share a place
+                _enter(steps, _draw_step(transform, rng, channels))
+        before = transform
     return Drawn(matrix, tuple(sorted(flips)), tuple(turns), tuple(steps))
 
 
@@ -137,6 +142,21 @@ def source_region(drawn: Drawn, start: Triple, size: Triple) -> tuple[Triple, Tr
     return _triple(low + start), _triple(high - low + 1)
 
 
+def interpolation(
+    drawn: Drawn, origin: Triple, source: Sequence[int], size: Triple
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """(matrix, centre): the finished patch's voxel at offset `p` from its centre shows `centre + matrix @ p`.
+
+    The source may be less than `source_region` asked for: `origin` is where its first voxel lies in that region.
+    """
+    first, region = source_region(drawn, (0, 0, 0), size)
+    if any(o < 0 or o + n > whole for o, n, whole in zip(origin, source, region, strict=True)):
+        raise ValueError(f"a source of {tuple(source)} at {origin} leaves its region of {region}")
+    if drawn.matrix is None:
+        return None
+    return drawn.matrix @ _permutation(drawn), (np.array(size) - 1) / 2 - first - origin
+
+
 @torch.no_grad()
 def place(
     drawn: Drawn,
@@ -148,36 +168,26 @@ def place(
     out_label: Tensor,
     scratch: Scratch,
 ) -> None:
-    """Write one sample, image (c, x, y, z) and label (x, y, z), into its contiguous row of the batch.
+    """Write one sample, image (c, x, y, z) and label (x, y, z), into its contiguous row of the batch, on a CPU.
 
-    The source may be less than `source_region` asked for: `origin` is where its first voxel lies in that region, and
-    what is outside is zero. Every voxel of the row is written. Where nothing is interpolated, an image on the host may
-    come as its channels, one by one.
+    `origin` is as for `interpolation`; what is outside is zero. Every voxel of the row is written. Where nothing is
+    interpolated, the image may come as its channels, one by one.
     """
-    size = _triple(out_label.shape)
-    first, region = source_region(drawn, (0, 0, 0), size)
-    if any(o < 0 or o + n > whole for o, n, whole in zip(origin, label.shape, region, strict=True)):
-        raise ValueError(f"a source of {tuple(label.shape)} at {origin} leaves its region of {region}")
-    if label.device.type == "cpu" and drawn.matrix is None:
-        _copy_on_host(drawn, image, label, _box(origin, label.shape), out_image, out_label, scratch)
+    by_matrix = interpolation(drawn, origin, label.shape, _triple(out_label.shape))
+    if by_matrix is None:
+        _copy(drawn, image, label, box_of(origin, label.shape), out_image, out_label, scratch)
         return
     if not isinstance(image, Tensor):
-        raise TypeError("only a copy on the host takes channels one by one")
-    if drawn.matrix is not None:
-        matrix = drawn.matrix @ _permutation(drawn)
-        centre = (np.array(size) - 1) / 2 - first - origin
-        resample(image, label, matrix, centre, out_image=out_image, out_label=out_label, scratch=scratch)
-    else:
-        copy_on_device(drawn, image, origin, out_image)
-        copy_on_device(drawn, label, origin, out_label)
+        raise TypeError("only a copy takes channels one by one")
+    resample(image, label, *by_matrix, out_image=out_image, out_label=out_label, scratch=scratch)
 
 
 @torch.no_grad()
-def adjust(image: Tensor, drawn: Sequence[Drawn], *, scratch: Scratch) -> None:
-    """Change the intensities of a contiguous float32 batch (n, c, x, y, z) in place, one row per `Drawn`."""
-    for row, chosen in zip(image, drawn, strict=True):
-        for step in chosen.intensity:
-            _apply(step, row, scratch)
+def adjust(image: Tensor, drawn: Drawn, *, scratch: Scratch) -> None:
+    """Change the intensities of a contiguous float32 sample (c, x, y, z) in place, on a CPU."""
+    for step in drawn.intensity:
+        if step is not None:
+            _apply(step, image, scratch)
 
 
 def _triple(numbers: Iterable[float]) -> Triple:
@@ -245,12 +255,13 @@ def _draw_step(transform: Section, rng: np.random.Generator, channels: int) -> S
     return step if chance < transform.p else None
 
 
-def _append(steps: list[Step], step: Step | None) -> None:
-    """Add a step, as one with the last where both are linear: each is a pass over the image."""
-    if isinstance(step, Linear) and steps and isinstance(last := steps[-1], Linear):
-        steps[-1] = Linear(last.factor * step.factor, last.offset * step.factor + step.offset)
+def _enter(steps: list[Step | None], step: Step | None) -> None:
+    """Set the last step, or merge it with the one drawn before where both are linear: each is a pass over the image."""
+    drawn = [place for place, other in enumerate(steps) if other is not None]
+    if isinstance(step, Linear) and drawn and isinstance(last := steps[drawn[-1]], Linear):
+        steps[drawn[-1]] = Linear(last.factor * step.factor, last.offset * step.factor + step.offset)
     elif step is not None:
-        steps.append(step)
+        steps[-1] = step
 
 
 def _between(share: float, limits: tuple[float, float]) -> float:
@@ -277,11 +288,12 @@ def _permutation(drawn: Drawn) -> NDArray[np.float64]:
     return matrix
 
 
-def _box(origin: Triple, source: Sequence[int]) -> Box:
+def box_of(origin: Triple, source: Sequence[int]) -> Box:
+    """Where a source lies in the patch."""
     return (..., *(slice(o, o + n) for o, n in zip(origin, source, strict=True)))
 
 
-def _copy_on_host(
+def _copy(
     drawn: Drawn,
     channels: Iterable[Tensor],
     label: Tensor,
@@ -302,7 +314,7 @@ def _copy_on_host(
         elif channel.dtype == out.dtype:
             _move(drawn, channel, box, out, padded)
         else:
-            moved = scratch.take("moved", out.shape, channel.dtype, channel.device)
+            moved = scratch.take("moved", out.shape, channel.dtype)
             _move(drawn, channel, box, moved, padded)
             out.copy_(moved)
 
@@ -317,29 +329,15 @@ def _move(drawn: Drawn, source: Tensor, box: Box, out: Tensor, padded: bool) -> 
     np.copyto(np.flip(view, drawn.flips)[box], source.numpy())
 
 
-def copy_on_device(drawn: Drawn, source: Tensor, origin: Triple, out: Tensor) -> None:
-    """`place` without interpolation on a GPU, for an image or a label."""
-    lead = source.ndim - 3
-    if source.shape != out.shape:
-        patch = torch.zeros(out.shape, dtype=source.dtype, device=source.device)
-        patch[_box(origin, source.shape[lead:])] = source
-        source = patch
-    if drawn.flips:
-        source = source.flip([lead + axis for axis in drawn.flips])
-    for count, (first, second) in drawn.turns:
-        source = source.rot90(count, (lead + first, lead + second))
-    out.copy_(source)
-
-
 def _apply(step: Step, image: Tensor, scratch: Scratch) -> None:
-    """Change one image (c, x, y, z) in place. Numbers that depend on it stay on its device."""
+    """Change one image (c, x, y, z) in place."""
     match step:
         case Linear(factor, offset):
             # Adding to a scalar is one pass and needs no buffer; mul_ and add_ are two.
             torch.add(torch.tensor(offset, dtype=image.dtype), image, alpha=factor, out=image)
         case AddNoise(std, seed):
-            generator = torch.Generator(device=image.device).manual_seed(seed)
-            noise = scratch.take("noise", image.shape[1:], image.dtype, image.device)
+            generator = torch.Generator().manual_seed(seed)
+            noise = scratch.take("noise", image.shape[1:], image.dtype)
             for channel in image:
                 channel.add_(noise.normal_(generator=generator), alpha=std)
         case Multiply(factors):
@@ -352,17 +350,35 @@ def _apply(step: Step, image: Tensor, scratch: Scratch) -> None:
             for channel, exponent in zip(image, exponents, strict=True):
                 apply_gamma(channel, exponent, invert=invert)
         case Smooth() | Coarsen():
-            for channel, matrices in zip(image, _matrices(step, image), strict=True):
-                if matrices:
+            numbers = numbers_of(step)
+            chosen = [channel for channel, number in zip(image, numbers, strict=True) if number is not None]
+            if chosen:
+                drawn = torch.tensor([number for number in numbers if number is not None], dtype=torch.float64)
+                for channel, *matrices in zip(chosen, *filter_matrices(step, image.shape[1:], drawn), strict=True):
                     multiply_axes(channel, matrices, out=channel, scratch=scratch)
 
 
-def _matrices(step: Smooth | Coarsen, image: Tensor) -> list[list[Tensor]]:
-    """For each channel one matrix per axis, or none where it is left alone."""
-    size, device = image.shape[1:], image.device
+def numbers_of(step: ByVolume) -> tuple[float | tuple[float, ...] | None, ...]:
+    """What was drawn for each channel; None leaves it alone."""
+    match step:
+        case Stretch(factors):
+            return factors
+        case Power(exponents):
+            return exponents
+        case Smooth(sigmas):
+            return sigmas
+        case Coarsen(zooms):
+            return zooms
+
+
+def filter_matrices(step: Smooth | Coarsen, size: Sequence[int], numbers: Tensor) -> list[Tensor]:
+    """For each axis the matrices (m, n, n) of m volumes, from the numbers drawn for these, in double precision."""
     if isinstance(step, Coarsen):
-        return [[lowres_matrix(n, zoom, device) for n in size] if zoom else [] for zoom in step.zooms]
-    return [
-        [blur_matrix(n, sigma, device) for n, sigma in zip(size, sigmas, strict=True)] if sigmas else []
-        for sigmas in step.sigmas
-    ]
+        alike = {n: lowres_matrices(n, numbers) for n in set(size)}
+        return [alike[n] for n in size]
+    matrices: dict[int, Tensor] = {}
+    for n in set(size):
+        axes = [axis for axis in range(3) if size[axis] == n]
+        sigmas = torch.cat([numbers[:, axis] for axis in axes])  # axes of one length in one go
+        matrices |= zip(axes, blur_matrices(n, sigmas).chunk(len(axes)), strict=True)
+    return [matrices[axis] for axis in range(3)]

@@ -1,7 +1,7 @@
-"""Kernels of augmentation: interpolation by a matrix, filters along the axes, curves of intensity.
+"""Kernels of augmentation on a CPU: interpolation by a matrix, filters along the axes, curves of intensity.
 
-On a CPU fresh memory costs more than the arithmetic: intermediate results live in a `Scratch`, and volumes are walked
-slab by slab. Nothing here makes the host wait for a GPU.
+There fresh memory costs more than the arithmetic: intermediate results live in a `Scratch`, and volumes are walked
+slab by slab. The matrices of filters are made for any device.
 """
 
 from __future__ import annotations
@@ -12,30 +12,23 @@ from math import log2, prod
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
 Matrix = NDArray[np.float64]
 
 _SLAB_VOXELS = 2**17  # fewer, and calls cost more than they save; more, and the slab leaves the cache
-_DEVICE_SLAB_VOXELS = 2**22
 _BEFORE, _BEHIND = 1, 2  # zeros around a source; the second behind is the upper corner of a voxel on the first
 
 
 class Scratch:
-    """Memory that is reused from call to call: one growing buffer per name and dtype. One per thread.
-
-    A GPU's allocator already reuses memory, and knows about streams, so there every request gets a tensor of its own.
-    """
+    """Memory that is reused from call to call: one growing buffer per name and dtype. One per thread."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor with unknown contents, valid until `name` is taken again."""
-        if device.type != "cpu":
-            return torch.empty(tuple(shape), dtype=dtype, device=device)
         size = prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
@@ -66,33 +59,10 @@ def resample(
     if not label.numel():  # the patch lies beside its case
         out_image.zero_()
         out_label.zero_()
-    elif image.device.type != "cpu":
-        resample_by_grid(image, label, matrix, centre, out_image=out_image, out_label=out_label)
     elif np.count_nonzero(matrix) == 3:
         _resample_by_axis(image, label, matrix, centre, out_image, out_label, scratch)
     else:
         _resample_by_corners(image, label, matrix, centre, out_image, out_label, scratch)
-
-
-def resample_by_grid(
-    image: Tensor, label: Tensor, matrix: Matrix, centre: Matrix, *, out_image: Tensor, out_label: Tensor
-) -> None:
-    """`resample` on a GPU. The matrix reaches it as arguments of kernels: no copy, no waiting."""
-    size, source = out_label.shape, label.shape
-    offsets = [torch.arange(n, dtype=torch.float32, device=image.device) - (n - 1) / 2 for n in size]
-    image_1c, label_1c = image.float()[None], label.float()[None, None]
-    num_x = max(1, _DEVICE_SLAB_VOXELS // (size[1] * size[2]))
-    for first in range(0, size[0], num_x):
-        slab = slice(first, first + num_x)
-        axes = []
-        for axis in (2, 1, 0):  # grid_sample wants the last axis first, from -1 to 1 over the outer faces of the voxels
-            factors = 2 * matrix[axis] / source[axis]
-            constant = (2 * centre[axis] + 1) / source[axis] - 1
-            x, y, z = (offset * float(factor) for offset, factor in zip(offsets, factors, strict=True))
-            axes.append((x[slab, None] + y)[..., None] + (z + float(constant)))
-        grid = torch.stack(axes, dim=-1)[None]
-        out_image[:, slab] = F.grid_sample(image_1c, grid, mode="bilinear", align_corners=False)[0]
-        out_label[slab] = F.grid_sample(label_1c, grid, mode="nearest", align_corners=False)[0, 0].to(label.dtype)
 
 
 def _resample_by_axis(
@@ -107,7 +77,7 @@ def _resample_by_axis(
         points = centre[axis] + matrix[axis, target] * (np.arange(num) - (num - 1) / 2) + _BEFORE
         at.append(points.clip(0, labels.shape[axis] - _BEHIND))  # beyond the border all is zero
         steps[target] = torch.from_numpy(np.rint(at[axis]).astype(np.int32) * labels.stride(axis))
-    index = scratch.take("index", out_label.shape, torch.int32, label.device)
+    index = scratch.take("index", out_label.shape, torch.int32)
     torch.add(steps[0][:, None, None] + steps[1][:, None], steps[2], out=index)
     torch.index_select(labels.view(-1), 0, index.view(-1), out=out_label.view(-1))
     for channel, out in zip(image, out_image.permute(0, *(1 + axis for axis in targets)), strict=True):
@@ -117,9 +87,9 @@ def _resample_by_axis(
 def _interpolate_axes(volume: Tensor, at: Sequence[Matrix], scratch: Scratch) -> Tensor:
     """A volume at the points of a grid, given for each axis. Whole rows are mixed, the last axis takes a matrix."""
     (x, y, z), (_, num_y, num_z) = (len(points) for points in at), volume.shape
-    planes = scratch.take("planes", (x, num_y, num_z), volume.dtype, volume.device)
-    rows = scratch.take("rows", (x, y, num_z), volume.dtype, volume.device)
-    voxels = scratch.take("voxels", (x, y, z), volume.dtype, volume.device)
+    planes = scratch.take("planes", (x, num_y, num_z), volume.dtype)
+    rows = scratch.take("rows", (x, y, num_z), volume.dtype)
+    voxels = scratch.take("voxels", (x, y, z), volume.dtype)
     for row, point in enumerate(at[0]):
         lower = int(point)
         torch.lerp(volume[lower], volume[lower + 1], point - lower, out=planes[row])
@@ -148,8 +118,8 @@ def _resample_by_corners(
         slab = slice(first, first + num_x)
         lower, nearest, shares = _locate(leads[:, slab], tails, labels, scratch)
         torch.index_select(labels.view(-1), 0, nearest, out=out_label[slab].view(-1))
-        gathered = scratch.take("gathered", (8, len(lower)), image.dtype, image.device)
-        corners = scratch.take("corners", (8, len(lower)), torch.float32, image.device)
+        gathered = scratch.take("gathered", (8, len(lower)), image.dtype)
+        corners = scratch.take("corners", (8, len(lower)), torch.float32)
         for volume, out in zip(volumes, out_image[:, slab], strict=True):
             for row, shift in zip(gathered, shifts, strict=True):
                 torch.index_select(volume.view(-1)[shift:], 0, lower, out=row)
@@ -163,7 +133,7 @@ def _bordered(volume: Tensor, name: str, dtype: torch.dtype, scratch: Scratch) -
     """A contiguous copy with zeros around the last three axes."""
     *lead, x, y, z = volume.shape
     border = _BEFORE + _BEHIND
-    copy = scratch.take(name, (*lead, x + border, y + border, z + border), dtype, volume.device)
+    copy = scratch.take(name, (*lead, x + border, y + border, z + border), dtype)
     for axis in (-3, -2, -1):
         copy.narrow(axis, 0, _BEFORE).zero_()
         copy.narrow(axis, copy.shape[axis] - _BEHIND, _BEHIND).zero_()
@@ -182,12 +152,12 @@ def _coordinates(matrix: Matrix, centre: Matrix, size: Sequence[int]) -> tuple[T
 
 def _locate(leads: Tensor, tails: Tensor, bordered: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, list[Tensor]]:
     """For each point: indices of its lower corner and of the nearest voxel, its share of the way to the upper one."""
-    shape, device = (*leads.shape[1:], tails.shape[1]), leads.device
-    whole = scratch.take("whole", shape, torch.float32, device)
-    part = scratch.take("part", shape, torch.int32, device)
-    lower = scratch.take("lower", shape, torch.int32, device).zero_()
-    nearest = scratch.take("nearest", shape, torch.int32, device).zero_()
-    shares = [scratch.take(f"share{axis}", shape, torch.float32, device) for axis in range(3)]
+    shape = (*leads.shape[1:], tails.shape[1])
+    whole = scratch.take("whole", shape, torch.float32)
+    part = scratch.take("part", shape, torch.int32)
+    lower = scratch.take("lower", shape, torch.int32).zero_()
+    nearest = scratch.take("nearest", shape, torch.int32).zero_()
+    shares = [scratch.take(f"share{axis}", shape, torch.float32) for axis in range(3)]
     for axis, share in enumerate(shares):
         torch.add(leads[axis, ..., None], tails[axis], out=share)
         share.clamp_(0, bordered.shape[axis] - _BEHIND)  # beyond the border all is zero
@@ -203,31 +173,34 @@ def _locate(leads: Tensor, tails: Tensor, bordered: Tensor, scratch: Scratch) ->
 def multiply_axes(volume: Tensor, matrices: Sequence[Tensor], *, out: Tensor, scratch: Scratch) -> None:
     """Multiply a contiguous (x, y, z) volume along each axis by its matrix (new length, length). `out` may be it."""
     (new_x, x), (new_y, y), (new_z, z) = (matrix.shape for matrix in matrices)
-    first = scratch.take("first", (new_x, y, z), volume.dtype, volume.device)
-    second = scratch.take("second", (new_x, new_y, z), volume.dtype, volume.device)
+    first = scratch.take("first", (new_x, y, z), volume.dtype)
+    second = scratch.take("second", (new_x, new_y, z), volume.dtype)
     torch.mm(matrices[0], volume.view(x, -1), out=first.view(new_x, -1))
     torch.bmm(matrices[1].expand(new_x, -1, -1), first, out=second)
     torch.mm(second.view(-1, z), matrices[2].t(), out=out.view(-1, new_z))
 
 
-def blur_matrix(length: int, sigma: float, device: torch.device) -> Tensor:
-    """A Gaussian, cut off at three sigmas; at the border the weights inside are brought to a sum of one."""
-    at = torch.arange(length, dtype=torch.float32, device=device)
+def blur_matrices(length: int, sigmas: Tensor) -> Tensor:
+    """For each sigma a Gaussian, cut off at three; at the border the weights inside are brought to a sum of one."""
+    sigmas = sigmas[:, None, None]
+    at = torch.arange(length, dtype=torch.float32, device=sigmas.device)
     distance = (at[:, None] - at).abs()
-    distance.masked_fill_(distance > int(3 * sigma + 0.5), torch.inf)  # before exp, which is slow where it underflows
-    weights = torch.exp(distance.square() / (-2 * sigma**2))
-    return weights / weights.sum(dim=1, keepdim=True)
+    distance = distance.masked_fill(distance > (3 * sigmas + 0.5).floor(), torch.inf)  # exp is slow if it underflows
+    weights = torch.exp(distance.square() / (-2 * sigmas.square()).float())
+    return weights / weights.sum(dim=2, keepdim=True)
 
 
-def lowres_matrix(length: int, zoom: float, device: torch.device) -> Tensor:
-    """Down to `zoom` times the length by the nearest voxel, and up again linearly."""
-    short = max(1, round(length * zoom))
-    at = torch.arange(length, dtype=torch.float32, device=device)
-    position = ((at + 0.5) * (short / length) - 0.5).clamp(0, short - 1)
+def lowres_matrices(length: int, zooms: Tensor) -> Tensor:
+    """For each zoom: down to that share of the length by the nearest voxel, and up again linearly."""
+    short = (length * zooms[:, None]).round().clamp_min(1)
+    at = torch.arange(length, dtype=torch.float32, device=zooms.device)
+    last = (short - 1).float()
+    position = torch.minimum(((at + 0.5) * (short / length).float() - 0.5).clamp_min(0), last)
     before = position.floor()
-    after = (before + 1).clamp(max=short - 1)
-    share = (position - before)[:, None]
-    kept_before, kept_after = (((kept + 0.5) * (length / short)).floor()[:, None] for kept in (before, after))
+    after = torch.minimum(before + 1, last)
+    share = (position - before)[..., None]
+    up = (length / short).float()
+    kept_before, kept_after = (((kept + 0.5) * up).floor()[..., None] for kept in (before, after))
     return (kept_before == at) * (1 - share) + (kept_after == at) * share
 
 

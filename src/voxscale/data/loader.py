@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import torch
 from numpy.typing import NDArray
 
-from voxscale.data.augment import Drawn, Scratch, adjust, draw, place, source_region
+from voxscale.data.augment import Drawn, adjust, draw, place, source_region
+from voxscale.data.augment_batch import adjust_batch, place_batch
 from voxscale.data.cache import Memory, Patch, Source
+from voxscale.data.filters import Scratch
 from voxscale.data.geometry import Shape
 from voxscale.data.outcomes import Outcomes
 from voxscale.data.readers import Readers
@@ -182,7 +184,7 @@ class PatchLoader:
             read.drawn, image_source, label_source, origin=origin,
             out_image=image, out_label=label, scratch=self._mine.scratch,
         )  # fmt: skip
-        adjust(image[None], [read.drawn], scratch=self._mine.scratch)
+        adjust(image, read.drawn, scratch=self._mine.scratch)
         return read
 
     def _read_to_slot(self, epoch: int, position: int) -> _Read:
@@ -234,19 +236,23 @@ class PatchLoader:
         """Copy and augment a micro-batch on the loader's own stream. Runs in the sender's thread."""
         reads = [future.result() for future in reading]
         with torch.cuda.stream(stream):
-            image, label = self._empty(len(reads))
-            for row, read in enumerate(reads):
-                if read.patch is None or read.slot is None:
-                    raise ValueError("a sample for a GPU without its voxels")
-                source_image, source_label = (tensor.to(self.device, non_blocking=True) for tensor in read.patch)
-                read.slot.copied = _recorded(stream)
-                self._free_slots.append(read.slot)
-                place(
-                    read.drawn, source_image, source_label, origin=read.origin,
-                    out_image=image[row], out_label=label[row], scratch=self._mine.scratch,
-                )  # fmt: skip
-            adjust(image, [read.drawn for read in reads], scratch=self._mine.scratch)
-            return (image, label), _recorded(stream)
+            return self._augmented(reads), _recorded(stream)
+
+    def _augmented(self, reads: Sequence[_Read]) -> Patch:
+        """Copy a micro-batch to the device and augment it there, all samples together."""
+        sources = []
+        for read in reads:
+            if read.patch is None or read.slot is None:
+                raise ValueError("a sample for a GPU without its voxels")
+            image, label = (tensor.to(self.device, non_blocking=True) for tensor in read.patch)
+            sources.append((image, label))
+            read.slot.copied = _recorded(self._stream) if self._stream is not None else None
+            self._free_slots.append(read.slot)
+        image, label = self._empty(len(reads))
+        drawn, origins = [read.drawn for read in reads], [read.origin for read in reads]
+        place_batch(drawn, sources, origins, out_image=image, out_label=label)
+        adjust_batch(image, drawn)
+        return image, label
 
     def _received(self, loading: _Loading) -> Patch:
         """Hand a sent micro-batch over to the training stream, which waits for it; the host does not."""
