@@ -3,9 +3,10 @@
     python bench/all.py [--full] [--only step,startup] [--out results.json] [--write]
     python bench/all.py --of results.json --write
 
-Prints a table of their ratios, each with its goal. The file holds what each has printed, with the machine and the
-commands; `bench/compare.py OLD NEW` says what became slower from one such file to another. `--write` puts the table
-into bench/README.md, in place of the last one; with `--of` nothing is run, and the table is that of an earlier run.
+Prints a table of their ratios, each with its goal, and ends with 1 if one was missed or a benchmark has failed. The
+file holds what each has printed, with the machine and the commands; `bench/compare.py OLD NEW` says what became slower
+from one such file to another. `--write` puts the table into bench/README.md, in place of the last one; with `--of`
+nothing is run, and the table is that of an earlier run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,20 @@ def main() -> int:
     print(table)
     if options.write:
         README.write_text(with_table(README.read_text(), table))
-    return 0 if all(each["result"] is not None for each in content["benches"].values()) else 1
+    wanting = list(wanting_in(content))
+    print(*(f"missed: {name}" for name in wanting), sep="\n", end="\n" * bool(wanting), file=sys.stderr)
+    return 1 if wanting else 0
+
+
+def wanting_in(content: Mapping[str, Any]) -> Iterator[str]:
+    """Goals that were missed, and benchmarks that failed."""
+    for name, each in content["benches"].items():
+        if each["result"] is None:
+            yield f"{name} failed"
+            continue
+        for key, value in BENCHES[name].found(each["result"]).items():
+            if not (ratio := BENCHES[name].ratios[key]).meets(value):
+                yield f"{name} {key}: {value:.3g}, expected {'at most' if ratio.less else 'at least'} {ratio.goal:g}"
 
 
 def chosen(only: str | None, *, full: bool) -> list[str]:

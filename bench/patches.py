@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def prepare(config: Any, root: Path) -> Any:
 def ours(
     config: Any, store: Any, options: argparse.Namespace, preset: str, *, in_memory: bool = False
 ) -> Callable[[], Any]:
-    """One patch at a time, straight through a loader thread's work: sample, read, augment into the batch.
+    """One patch at a time, as training gets them: a loader's thread samples, reads and augments it into the batch.
+
+    Nothing is read ahead, so a turn takes what it takes.
 
     `in_memory` holds the cases decompressed, as `data.cache.where: host` does, and as `CacheDataset` has them.
     """
@@ -162,16 +165,9 @@ def ours(
     loader = PatchLoader(
         sampler=sampler, store=store, source=source, size=config.patches.size,
         transforms=AUGMENT_PRESETS[preset], rank=0, world_size=1, micro_batch=1, device=torch.device("cpu"),
-        workers=1, prefetch=1, pin_memory=False,
+        workers=1, prefetch=0, pin_memory=False,
     )  # fmt: skip
-    image, label = loader._empty(1)
-    positions = iter(range(10**9))
-
-    def take() -> Any:
-        epoch, position = divmod(next(positions), len(store))
-        return loader._read_into(epoch + 1, position, image[0], label[0])
-
-    return take
+    return partial(next, loader.steps(1, 10**9))
 
 
 def monai_pipelines(options: argparse.Namespace, scratch: Path) -> dict[str, Callable[[], Any]]:
@@ -243,6 +239,7 @@ def measure_ranks(options: argparse.Namespace, doubled: argparse.Namespace, stor
         reports = [stop(rank) for rank in ranks]
         held[f"memory.first_rank{name}_mb"] = reports[0]["private_mb"]
         held[f"memory.second_rank{name}_mb"] = reports[1]["private_mb"]
+    held["memory.doubled_ratio"] = round(held["memory.second_rank.doubled_mb"] / held["memory.second_rank_mb"], 3)
     return held
 
 

@@ -113,6 +113,8 @@ BENCHES = {
             "ratio.light_to_bare": less(1.2),
             "ratio.full_to_bare": less(7),
             "first_batch.ratio": more(20),
+            "disk_mb_per_case": less(30),
+            "memory.doubled_ratio": less(1.1),
         },
         words=("--data", "data/brats-like", "--patch", "128", "128", "128", "--threads", "1"),
     ),

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import REPOSITORY
+from layouts import save_volume
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
 
@@ -125,6 +127,43 @@ def test_the_table_on_the_page_is_replaced_and_all_else_kept() -> None:
     page = with_table("# Title\ntext\n", "first")
     assert page == f"# Title\ntext\n\n## The last run\n{BEGIN}\nfirst\n{END}\n"
     assert with_table(f"{page}after\n", "second") == page.replace("first", "second") + "after\n"
+
+
+def test_missed_goals_and_failures_are_named_and_end_with_1(tmp_path: Path) -> None:
+    def end(**results: dict[str, float] | None) -> tuple[int, list[str]]:
+        (tmp_path / "run.json").write_text(json.dumps(_run(**results)))
+        words = [sys.executable, REPOSITORY / "bench" / "all.py", "--of", tmp_path / "run.json"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        return done.returncode, done.stderr.splitlines()
+
+    assert end(step={"ratio.1": 1.03}, plan={"off": {"step_s": 0.1}}) == (0, [])
+    assert end(step={"ratio.1": 1.2, "speedup.kept": 0.9}, plan=None) == (
+        1,
+        ["missed: step ratio.1: 1.2, expected at most 1.03", "missed: step speedup.kept: 0.9, expected at least 0.97",
+         "missed: plan failed"],
+    )  # fmt: skip
+
+
+@pytest.mark.cluster
+def test_patches_are_measured_with_all_that_they_are_held_to(tmp_path: Path) -> None:
+    task = {"modality": {"0": "a", "1": "b"}, "labels": {"0": "background", "1": "x"}, "training": []}
+    for case in range(2):
+        voxels = np.random.default_rng(case).normal(100, 9, (40, 36, 30, 2)).astype(np.int16)
+        files = {"image": f"imagesTr/{case}.nii.gz", "label": f"labelsTr/{case}.nii.gz"}
+        save_volume(tmp_path / "data" / files["image"], voxels)
+        save_volume(tmp_path / "data" / files["label"], (voxels[..., 0] > 110).astype(np.uint8))
+        task["training"].append(files)
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps(task))
+    command = ["bench/patches.py", "--data", tmp_path / "data", "--patch", "32", "32", "16", "--rounds", "2", "--json"]
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    found = BENCHES["patches"].found(result)
+    assert found.keys() == BENCHES["patches"].ratios.keys()
+    assert found["ratio.cache"] == pytest.approx(result["monai.cache_ms"] / result["ours.light_ms"], rel=0.05)
+    held = result["memory.second_rank.doubled_mb"] / result["memory.second_rank_mb"]
+    assert found["memory.doubled_ratio"] == pytest.approx(held, rel=0.01)
+    assert min(found.values()) > 0
 
 
 def test_an_unknown_benchmark_is_refused() -> None:
