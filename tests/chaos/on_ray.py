@@ -13,20 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.left import shared_memory_of
 from chaos.report import Report
 from lab.ray import RayLab, Seat, kill, ranks_in, step_of
 from lab.slurm import until
-from voxscale.files import is_locked
-from voxscale.runs import RunFolder
 
 GRID: dict[str, Any] = {"space": {"optimizer.lr": {"grid": [1e-3, 2e-3, 3e-3, 5e-3]}}, "retries": 100}
-LONG: dict[str, Any] = {
-    "train__epochs": 40,
-    "validate__every": 10,
-    "checkpoint": {"every_steps": 2},
-    "data__cache": {"where": "host"},  # so that there is shared memory to be left behind
-}
+LONG: dict[str, Any] = {"train__epochs": 40, "validate__every": 10, "checkpoint": {"every_steps": 2}}
 _PATIENCE_S = 180.0
 _GONE_S = 30.0
 
@@ -50,7 +42,6 @@ def disturb_search(
                 left = _disturb(kinds, seat, cluster, config, report, chance)
             done = seat.run("search", config, "--run", "run", timeout_s=600, **cluster.environ)
             report.expect(done.code == 0, f"ended with {done.code}: {done.err[-300:]}")
-            _count_held(report, root / "run", "at the end")
             report.expect(not left, f"over before {len(left)} kills could come")
             report.expect(_table(root / "run") == _table(root / "undisturbed"), "the table differs")
             ends = Counter(row["trial"] for row in _ledger(root / "run") if row["event"] == "end")
@@ -78,15 +69,6 @@ def _count_left(report: Report, living: Callable[[], list[int]], what: str) -> N
     report.add("left behind", len(left))
 
 
-def _count_held(report: Report, folder: Path, when: str) -> None:
-    """Locks and shared memory of trials of which no rank lives."""
-    runs = sorted(folder.glob("trials/*"))
-    left: list[object] = [run.name for run in runs if is_locked(RunFolder(run).owner_lock)]
-    left += [path for run in runs for path in shared_memory_of(run)]
-    report.expect(not left, f"{when}: locks or shared memory {left} are left")
-    report.add("left behind", len(left))
-
-
 def _disturb(
     kinds: list[str], seat: Seat, cluster: RayLab, config: Path, report: Report, chance: random.Random
 ) -> list[str]:
@@ -108,7 +90,6 @@ def _disturb(
                     kill(driver.pid)
                     driver.wait(30)
                     _count_left(report, lambda: [p for run in folder.glob("trials/*") for p in ranks_in(run)], kind)
-                    _count_held(report, folder, f"after the kill of a {kind}")
                     break
                 rank = chance.choice(ranks)
                 if kind == "trial":

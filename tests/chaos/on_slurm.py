@@ -21,7 +21,6 @@ from voxscale.runs import RunFolder
 from voxscale.train.events import read_events
 
 FIELDS: dict[str, Any] = {
-    "data__cache": {"where": "host"},  # so that there is shared memory to be left behind
     "train__epochs": 20,
     "validate__every": 5,
     "checkpoint": {"every_steps": 1},
@@ -59,8 +58,6 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
             until(lambda: slurm.state(job) != "RUNNING", 90, lambda: f"still {slurm.state(job)}")
             if number >= requeues:
                 slurm.revive_node(lost)
-            else:
-                _count_between(slurm, job, run, report)
             until(lambda: slurm.state(job) == "RUNNING", _PATIENCE_S, lambda: f"is {slurm.state(job)}")
             found = _await_resumed(run, known)
             report.expect(found >= committed, f"step {committed} was committed, but it went on from {found}")
@@ -71,16 +68,6 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
         report.expect(not is_locked(RunFolder(run).owner_lock), "still owned")
         _compare(run, root / "undisturbed", report)
     return report
-
-
-def _count_between(slurm: SlurmLab, job: int, run: Path, report: Report) -> None:
-    """What stays of a start that has ended, looked at before the next one begins."""
-    until(lambda: slurm.state(job) in ("PENDING", "RUNNING"), 90, lambda: f"is {slurm.state(job)}")
-    left: list[object] = [path for name in slurm.nodes for path in slurm.shared_memory(name)]
-    left += ["a lock"] if is_locked(RunFolder(run).owner_lock) else []
-    if slurm.state(job) == "PENDING":
-        report.count("looked at while they waited")
-        _count_left(report, left, "while it waits")
 
 
 def _ranks_before(run: Path, start: int) -> list[int]:

@@ -22,7 +22,6 @@ def test_kills_lose_nothing(run_python: Callable[..., Finished]) -> None:
         assert report["seen"]["runs ended alike"] >= 1
         assert report["seen"]["after a commit"] >= 1, "else no run had anything to go on from"
     assert len(done.json) == 2
-    assert sum(report["took_s"] for report in done.json) < 180, "it is to be short"
 
 
 def test_a_save_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
