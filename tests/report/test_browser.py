@@ -1,6 +1,6 @@
 """Pages in a real browser: each kind opens without an error, asks the network for nothing, and does what it offers.
 
-Screenshots are kept in the folder that REPORT_SCREENSHOTS names, else in pytest's own.
+Screenshots are kept in the folder that REPORT_SCREENSHOTS names, else in build/screenshots.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,14 +17,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
-from conftest import Cli
+from conftest import REPOSITORY, Cli
 from lab.debian import require
 from report.looking import FAINT, share_of_label
 from report.pages import (
     HOSTILE,
     ended_after_a_step,
+    killed_search,
     train_outcome,
     train_segmentation,
     with_hostile_names,
@@ -31,6 +34,7 @@ from report.pages import (
     write_scale,
     write_search,
 )
+from voxscale.infer.previews import make_preview
 from voxscale.report.write import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -107,7 +111,14 @@ def pages(cli_here: Cli, work: Path, dataset: Path, segmented: Path) -> dict[str
     other = train_segmentation(cli_here, work, dataset, "faster", optimizer__lr=0.02, validate__previews=0)
     assert not (other / "previews").exists()
     search = write_search(work / "search", {0.002: segmented, 0.02: other})
+    (work / "bad.py").write_text("raise SystemExit(3)")
+    assert cli_here("launch", work / "bad.py", "--devices", 1, "--run", work / "script").code == 3
+    evaluated = Path(shutil.copytree(segmented, work / "evaluated", symlinks=True))
+    assert cli_here("evaluate", evaluated, "--name", "again").code == 0
     folders = {
+        "script": [work / "script"],
+        "evaluation": [evaluated],
+        "killed-search": [killed_search(segmented, work / "killed-search")],
         "segmentation": [segmented],
         **{task: [train_outcome(cli_here, work, task)] for task in ("survival", "regression", "classification")},
         "comparison": [ended_after_a_step(segmented, work / "stopped-at-once"), segmented, other],
@@ -133,7 +144,11 @@ HEADINGS = {
         "Of the validation cases",
         "hd95 (mm) of the validation cases",
     ],
-    "survival": ["Kaplan–Meier by predicted risk, validation cases", "Time-dependent AUC, validation cases"],
+    "survival": [
+        "Kaplan–Meier by predicted risk, validation cases",
+        "Calibration, validation cases",
+        "Time-dependent AUC, validation cases",
+    ],
     "regression": ["age, validation cases", "calcium, validation cases"],
     "classification": ["Confusion, validation cases", "ROC, validation cases"],
     "comparison": ["Runs", "Validation: dice/mean", "Cases: dice/mean", "Validation over time: dice/mean"],
@@ -142,27 +157,34 @@ HEADINGS = {
     "search": ["Parallel coordinates", "dice/mean over optimizer.lr", "Trials", "Best config"],
     "scale": ["Speed-up over devices", "What a step is spent on", "All figures"],
     "hostile": ["Training loss"],
+    "script": [],
+    "evaluation": ["Evaluations", "again: validation cases", "Evaluation again"],
+    "killed-search": ["Parallel coordinates", "dice/mean over optimizer.lr", "Trials"],
 }
 OF_RUNS = ["Where the time goes", "Peak memory", "Plan against measured", "Environment", "Cases"]
 
 
 @pytest.mark.parametrize("kind", HEADINGS)
 @pytest.mark.parametrize("size", SIZES)
-def test_each_kind_opens_and_fits(
-    kind: str, size: str, pages: dict[str, Path], open_page: Open, tmp_path: Path
-) -> None:
-    opened = open_page(pages[kind], size=size, colours="dark" if size == "phone" else "light")
+def test_each_kind_opens_and_fits(kind: str, size: str, pages: dict[str, Path], open_page: Open) -> None:
+    opened = open_page(pages[kind], size=size)
     opened.page.wait_for_timeout(150)  # for pictures to be unpacked
     headings = opened.page.locator("h2, h3").all_text_contents()
     of_run = OF_RUNS if kind in ("segmentation", "survival", "regression", "classification") else []
     assert set(HEADINGS[kind]) | set(of_run) <= set(headings), headings
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "the page scrolls sideways"
-    if kind != "regression":
+    whole = (
+        "[...document.querySelectorAll('.plain .scroll')].every((node) => node.scrollHeight <= node.clientHeight + 1)"
+    )
+    assert opened.page.evaluate(whole), "a table of names is seen to its end"
+    if kind not in ("regression", "script"):
         opened.page.wait_for_selector(".plot svg path.curve", state="attached")
-    assert opened.page.evaluate(FAINT) == []
-    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
-    folder.mkdir(exist_ok=True)
-    opened.page.screenshot(path=folder / f"{kind}-{size}.png", full_page=True)
+    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or REPOSITORY / "build" / "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    for colours in ("light", "dark"):
+        opened.page.emulate_media(color_scheme=colours)
+        assert opened.page.evaluate(FAINT) == []
+        opened.page.screenshot(path=folder / f"{kind}-{size}-{colours}.png", full_page=True)
     opened.check()
 
 
@@ -295,8 +317,120 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     page.get_by_label("View").select_option("errors")
     assert page.locator(".panels figcaption").all_text_contents() == ["image", "errors"]
     panels.focus()
+    plane = page.get_by_label("Plane")
+    for name, axis in (("axial", 2), ("coronal", 1), ("sagittal", 0)):
+        page.keyboard.press("p")
+        assert (plane.input_value(), place()[1]) == (name, shape[axis])
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.viewer select').value === '1'")
+    opened.check()
+
+
+def with_previews(run: Path, to: Path, label: np.ndarray, predicted: np.ndarray, **index: object) -> Path:
+    """A copy of a run that shows one case, with these codes."""
+    shutil.copytree(run, to, symlinks=True)
+    preview = make_preview(np.zeros((1, *label.shape), np.float32), (label, predicted), (1.0, 1.0, 1.0))
+    (to / "previews" / "one.jpg").write_bytes(preview.image)
+    (to / "previews" / "one.png").write_bytes(preview.codes or b"")
+    about = {**preview.about, "case": "one", "split": "val", "image": "one.jpg", "codes": "one.png"}
+    about |= {"axes": index.pop("axes", "RAS")}
+    (to / "previews" / "index.json").write_text(json.dumps({"schema": 1, **index, "cases": [about]}))
+    return write_report([to])
+
+
+def colours_of(page: sync_api.Page) -> set[tuple[int, ...]]:
+    """In the last picture, with an overlay that hides what is below."""
+    page.wait_for_function("document.querySelector('output').textContent.includes('/')")  # it is unpacked
+    page.locator("input[aria-label=Opacity]").evaluate(
+        "node => { node.value = 1; node.dispatchEvent(new Event('input')); }"
+    )
+    url = page.locator(".panels canvas").last.evaluate("node => node.toDataURL()")
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+    return {tuple(colour) for colour in np.unique(picture.reshape(-1, 3), axis=0).tolist()}
+
+
+def test_errors_are_told_between_any_two_classes(segmented: Path, work: Path, open_page: Open) -> None:
+    """Also between the 1st and the 32nd, whose bits fall together."""
+    label, predicted = np.ones((12, 12, 6), np.uint8), np.ones((12, 12, 6), np.uint8)
+    predicted[:6] = 32
+    names = [f"c{number}" for number in range(40)]
+    opened = open_page(with_previews(segmented, work / "many-classes", label, predicted, classes=names, exclusive=True))
+    opened.page.get_by_label("View").select_option("errors")
+    assert {(230, 159, 0), (0, 190, 140)} <= colours_of(opened.page), "missed, and right"
+    opened.check()
+
+
+def test_of_overlapping_classes_those_that_no_picture_holds_are_said(
+    segmented: Path, work: Path, open_page: Open
+) -> None:
+    label = np.full((12, 12, 6), 1, np.uint16)
+    names = [f"region{number}" for number in range(11)]
+    opened = open_page(
+        with_previews(segmented, work / "regions", label, label, classes=names, exclusive=False, axes="SAR")
+    )
+    colours_of(opened.page)
+    legend = opened.page.locator(".viewer .legend")
+    assert legend.get_by_role("button").all_text_contents() == names[:8]
+    assert "3 more are not in the pictures" in legend.text_content()
+    planes = opened.page.get_by_label("Plane").locator("option").all_text_contents()
+    assert planes == ["sagittal", "coronal", "axial"], "of a volume whose first axis leads upward"
+    opened.check()
+
+
+def drawn_points(plot: sync_api.Locator) -> list[tuple[float, float]]:
+    """The dots of a plot in the units of its axes, by its line from (0, 0) to (1, 1)."""
+    guide = plot.locator("path.curve.guide").get_attribute("d")
+    (x0, y0), (x1, y1) = [tuple(map(float, part.split())) for part in re.split("[ML]", guide)[1:]]
+    dots = [[float(dot.get_attribute(name)) for name in ("cx", "cy")] for dot in plot.locator("circle.dot").all()]
+    return [((x - x0) / (x1 - x0), (y - y0) / (y1 - y0)) for x, y in dots]
+
+
+def card_of(opened: Opened, title: str) -> sync_api.Locator:
+    return opened.page.locator("section.card", has=opened.page.get_by_role("heading", name=title, exact=True))
+
+
+def test_what_is_drawn_of_outcomes_is_what_was_measured(pages: dict[str, Path], work: Path, open_page: Open) -> None:
+    survival, metrics = open_page(pages["survival"]), json.loads((work / "survival" / "metrics.json").read_text())
+    groups = [
+        (group["predicted"], group["observed"])
+        for groups in metrics["details"]["val"]["calibration"].values()
+        for group in groups
+        if group["observed"] is not None
+    ]
+    card = card_of(survival, "Calibration, validation cases")
+    card.locator("circle.dot").first.wait_for(state="attached")
+    assert len(groups) > 1
+    assert np.allclose(drawn_points(card), groups, atol=2e-3)
+    auc = {
+        name.partition("/")[2]: entry["mean"] for name, entry in metrics["summary"].items() if name.startswith("auc/")
+    }
+    text = card_of(survival, "Time-dependent AUC, validation cases").text_content()
+    assert auc
+    for horizon, value in auc.items():
+        assert re.search(rf"{horizon}.*{value:.3f}", text), (text, auc)
+    survival.check()
+
+    classified = open_page(pages["classification"])
+    details = json.loads((work / "classification" / "metrics.json").read_text())["details"]["val"]["confusion"]
+    card = card_of(classified, "Confusion, validation cases")
+    assert card.locator("thead th").all_text_contents()[1:] == details["classes"]
+    cells = [int(text) for text in card.locator("td b").all_text_contents()]
+    assert cells == [count for row in details["cases"] for count in row]
+    assert sum(cells) > 10
+    classified.check()
+
+
+def test_the_config_and_where_it_ran_are_told(pages: dict[str, Path], segmented: Path, open_page: Open) -> None:
+    opened = open_page(pages["segmentation"])
+    config = yaml.safe_load((segmented / "config.yaml").read_text())
+    starts = [json.loads(line) for line in (segmented / "events.jsonl").read_text().splitlines()]
+    environment = next(event["environment"] for event in starts if event["event"] == "start")
+    shown = card_of(opened, "Environment").locator("tr").all()
+    told = {cells[0]: cells[1] for row in shown if len(cells := row.locator("td").all_text_contents()) == 2}
+    assert (told["torch"], told["starts of the run"]) == (environment["torch"], "1")
+    rows = opened.page.locator("section.card", has_text="Differences from").locator("tbody tr").all()
+    differ = {cells[0]: cells[1:] for row in rows if (cells := row.locator("td").all_text_contents())}
+    assert differ["train.epochs"][1] == str(config["train"]["epochs"]) != differ["train.epochs"][0]
     opened.check()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from nibabel.affines import voxel_sizes
+from nibabel.orientations import aff2axcodes
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -105,13 +106,14 @@ class Previews:
         if len(self._kept) >= self._count and rank < self._kept[0][0]:
             return
         number = self._store.row(case.id)
-        spacing = voxel_sizes(self._store.geometry(number).prepared_affine).tolist()
+        affine = self._store.geometry(number).prepared_affine
+        spacing = voxel_sizes(affine).tolist()
         codes = None
         if self._codes is not None and self._of_volumes is not None:
             codes = (self._of_volumes.encode(self._store.read_label(number)), self._codes)
         most = min(_MOST_BYTES, TOTAL_BYTES // self._count)
         preview = make_preview(self._store.read_image(number), codes, spacing, most_bytes=most)
-        preview.about.update(case=case.id, split=case.split)
+        preview.about.update(case=case.id, split=case.split, axes=_axes(affine))
         push = heapq.heappush if len(self._kept) < self._count else heapq.heappushpop
         push(self._kept, (rank, preview))
 
@@ -153,7 +155,7 @@ def _encode(
     shape = greys[0].shape
     codes = [
         _sampled(each, steps).astype(np.uint8) for each in codes_xyz or ()
-    ]  # of overlapping classes the first eight
+    ]  # of overlapping classes the first eight; template/viewer.js says so
     columns = max(1, math.ceil(math.sqrt(shape[2])))
     about = {
         "shape": list(shape),
@@ -199,6 +201,11 @@ def _sheets(volumes_xyz: Sequence[NDArray[np.uint8]], columns: int, kind: str, *
     content = io.BytesIO()
     Image.fromarray(sheet).save(content, format=kind, **options)
     return content.getvalue()
+
+
+def _axes(affine: NDArray[Any]) -> str:
+    """Where the axes lead, as three letters of RAS and LPI."""
+    return "".join(str(code) for code in aff2axcodes(affine))
 
 
 def _case(preview: Preview) -> str:

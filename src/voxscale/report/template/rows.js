@@ -2,7 +2,7 @@
 
 function drawFacts(block) {
   const tiles = block.facts.map((fact) =>
-    element("div", { class: "fact" }, element("span", {}, fact.label), element("b", {}, fact.value), element("span", {}, fact.note)),
+    element("div", { class: "fact" }, element("span", {}, fact.label), element("b", { class: fact.value.length > 10 ? "long" : null }, fact.value), element("span", {}, fact.note)),
   );
   return element("div", { class: "facts" }, ...tiles);
 }

@@ -89,7 +89,7 @@ function tableRow(block, row, isHidden, page, digits) {
     if (isHidden(column)) return null;
     const missing = cell === null || cell === undefined || cell === "";
     const text = block.plain ? "" : String(cell).length <= SHORT ? "short" : "long";
-    return element("td", { class: [column.number ? "number" : text, missing ? "none" : ""].join(" ").trim() || null }, missing ? "–" : aligned(cell, digits[index]));
+    return element("td", { class: [column.number ? "number" : text, missing ? "none" : ""].join(" ").trim() || null }, ...(missing ? ["–"] : breakable(aligned(cell, digits[index]))));
   });
   const line = element("tr", {}, ...cells);
   const opens = block.opens ? block.opens[row] : null;
@@ -99,6 +99,11 @@ function tableRow(block, row, isHidden, page, digits) {
     line.dataset.place = opens;
   }
   return line;
+}
+
+// The parts of a field's name, between which a line may end.
+function breakable(text) {
+  return text.split(/(?<=[._/])(?=[A-Za-z])/).flatMap((part, index) => (index ? [element("wbr"), part] : [part]));
 }
 
 function keyOpens(event, open) {

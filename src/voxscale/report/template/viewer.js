@@ -4,6 +4,7 @@ const TINTS = [
   [86, 180, 233], [230, 159, 0], [0, 190, 140], [213, 94, 0], [204, 121, 167], [240, 228, 66], [120, 130, 255], [180, 180, 180],
   [150, 220, 60], [255, 90, 120], [0, 120, 200], [170, 110, 40], [160, 60, 200], [0, 215, 225], [255, 190, 170], [110, 140, 60],
 ];
+const BITS = 8; // of a voxel: so many overlapping classes a picture holds
 const [MISSED, EXTRA, RIGHT] = [[230, 159, 0], [86, 180, 233], [0, 190, 140]];
 
 class Viewer {
@@ -65,6 +66,7 @@ class Viewer {
     this.channels.replaceChildren(...options(Array.from({ length: preview.channels }, (_, at) => [at, `channel ${at + 1}`])));
     this.channels.hidden = preview.channels === 1;
     this.channels.value = String(this.state.channel);
+    this.planes.replaceChildren(...options(Object.keys(PLANES).map((plane) => [plane, planeName(plane, preview.axes)])));
     this.planes.hidden = preview.shape[2] === 1;
     this.drawLegend();
     this.turn(this.state.plane);
@@ -97,6 +99,7 @@ class Viewer {
 
   set(fields) {
     Object.assign(this.state, fields);
+    if (!this.preview) return; // the first case is still unpacked
     this.state.slice = Math.max(0, Math.min(this.count - 1, this.state.slice));
     this.slider.value = String(this.state.slice);
     this.opacity.value = String(this.state.opacity);
@@ -171,15 +174,16 @@ class Viewer {
   errors() {
     const [label, predicted] = [this.volumes.label, this.volumes.predicted].map((codes) => sliceOf(this.volumes, codes, this.state.plane, this.state.slice));
     return painted(label, (code, at) => {
-      const [is, said] = [this.shownBits(code), this.shownBits(predicted.values[at])];
+      const [is, said] = [this.shownCode(code), this.shownCode(predicted.values[at])];
       if (is === said) return is ? [...RIGHT, 255] : [0, 0, 0, 0];
-      return [...(is & ~said ? MISSED : EXTRA), 255];
+      const isMissed = this.block.exclusive ? is : is & ~said;
+      return [...(isMissed ? MISSED : EXTRA), 255];
     });
   }
 
-  // Classes that are shown, as bits.
-  shownBits(code) {
-    if (this.block.exclusive) return code && !this.hidden.has(code - 1) ? 2 ** ((code - 1) % 31) : 0;
+  // The class, or of overlapping ones the bits of those, that are shown.
+  shownCode(code) {
+    if (this.block.exclusive) return this.hidden.has(code - 1) ? 0 : code;
     let bits = code;
     for (const index of this.hidden) bits &= ~(1 << index);
     return bits;
@@ -192,11 +196,12 @@ class Viewer {
   }
 
   drawLegend() {
-    const { classes } = this.block;
+    const { exclusive } = this.block;
+    const classes = exclusive ? this.block.classes : this.block.classes.slice(0, BITS);
     const { label, predicted } = this.volumes;
     if (!label) return;
-    const held = classes.map((_, index) => (this.block.exclusive ? 0 : label.reduce((sum, code) => sum + ((code >> index) & 1), 0) || predicted.reduce((sum, code) => sum + ((code >> index) & 1), 0)));
-    this.order = classes.map((_, index) => index).filter((index) => index < 8 || this.block.exclusive).sort((a, b) => held[a] - held[b]);
+    const held = classes.map((_, index) => (exclusive ? 0 : label.reduce((sum, code) => sum + ((code >> index) & 1), 0) || predicted.reduce((sum, code) => sum + ((code >> index) & 1), 0)));
+    this.order = classes.map((_, index) => index).sort((a, b) => held[a] - held[b]);
     const keys = classes.map((name, index) => {
       const button = element("button", { type: "button", "aria-pressed": String(!this.hidden.has(index)) }, swatch(`rgb(${TINTS[index % TINTS.length].join(" ")})`, "block"), name);
       button.addEventListener("click", () => {
@@ -208,7 +213,9 @@ class Viewer {
     });
     const errors = [["right", RIGHT], ["missed", MISSED], ["too much", EXTRA]].map(([name, tint]) => element("span", { class: "key" }, swatch(`rgb(${tint.join(" ")})`, "block"), name));
     this.errorKeys = element("span", {}, ...errors);
-    this.legend.replaceChildren(...keys, this.errorKeys);
+    const left = this.block.classes.length - classes.length;
+    const others = left ? element("span", { class: "note" }, `${left} more are not in the pictures`) : "";
+    this.legend.replaceChildren(...keys, others, this.errorKeys);
   }
 }
 

@@ -87,6 +87,12 @@ const PLANES = {
   sagittal: { across: 1, up: 2, through: 0 },
 };
 
+// Of a volume whose axes lead elsewhere, as with data.orientation null, a plane has the name of what it is.
+function planeName(plane, axes) {
+  const names = { R: "sagittal", L: "sagittal", A: "coronal", P: "coronal", S: "axial", I: "axial" };
+  return (axes && names[axes[PLANES[plane].through]]) || plane;
+}
+
 function sliceOf(volumes, volume, plane, at) {
   const { across, up, through } = PLANES[plane];
   const size = [volumes.x, volumes.y, volumes.z];
