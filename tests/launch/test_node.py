@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,21 @@ from hypothesis import strategies as st
 
 from conftest import REPOSITORY
 from lab.slurm import SlurmLab
-from voxscale.errors import LostContactError, OutOfMemoryError
+from voxscale.errors import InfrastructureError, LostContactError, OutOfMemoryError
 from voxscale.files import write_json
-from voxscale.launch.meeting import address_towards, expand_nodes, interfaces
-from voxscale.launch.outcome import judge, node_failures
-from voxscale.launch.ranks import _agent_folder
+from voxscale.launch.meeting import (
+    Place,
+    UnableError,
+    _listen,
+    address_towards,
+    arrival_file,
+    expand_nodes,
+    interfaces,
+    meet,
+    write_whole,
+)
+from voxscale.launch.outcome import judge, node_failures, unsaid
+from voxscale.launch.ranks import _agent_folder, start_ranks
 from voxscale.launch.ray_run import are_lost
 from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder, error_file
@@ -83,8 +94,46 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
     first = start(0, 3, tmp_path, "-c", "pass", wait=1.0)
     _, err = first.communicate(timeout=30)
     assert first.returncode == 4
-    assert "localhost2, localhost3 did not come within 1 s; 1 of 3 nodes are here" in err
-    assert "fix:" in err
+    warning, error, fix = err.splitlines()
+    assert warning == "warning: localhost1 waits for localhost2, localhost3, at most 1 s; 1 of 3 nodes are here"
+    assert error.endswith(": localhost2, localhost3 did not come within 1 s; 1 of 3 nodes are here")
+    assert fix.startswith("  fix: ")
+
+
+def test_a_first_node_that_cannot_be_reached_is_named_with_the_way_there(tmp_path: Path) -> None:
+    """It has come, but a firewall is between, or it is looked for in another network."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    head = {"node": "localhost1", "host": "localhost", "address": "127.0.0.1", "port": port, "run_id": "r"}
+    write_whole(arrival_file(tmp_path, 0), head)
+    second = start(1, 2, tmp_path, "-c", "pass", wait=0.3)
+    _, err = second.communicate(timeout=30)
+    what = f"cannot reach the first node at 127.0.0.1:{port} over lo: localhost1, [Errno 111] Connection refused"
+    assert (second.returncode, what in err, "`interface`" in err) == (4, True, True), err
+    said = unsaid(tmp_path, 2)
+    assert isinstance(said, InfrastructureError)
+    assert said.message == f"{socket.gethostname()}: {what}"
+
+
+def test_the_first_node_holds_the_port_that_it_publishes(tmp_path: Path) -> None:
+    write_whole(arrival_file(tmp_path, 1), {"node": "b"})
+    place = meet(tmp_path, nodes=2, interface="lo", patience_s=5, index=0, hosts=["a", "b"])
+    port = int(place.endpoint.partition(":")[2])
+    assert place.listening is not None
+    with place.listening, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        assert _listen(place, port) is place.listening, "the store takes it over"
+    assert json.loads(arrival_file(tmp_path, 0).read_text())["port"] == port
+
+
+@pytest.mark.cluster
+def test_nodes_whose_agents_do_not_reach_each_other_say_so() -> None:
+    """torch tries for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(UnableError, match=f"cannot reach the first node at {endpoint}: "):
+        start_ranks(["-c", "pass"], 1, place=Place(1, 2, "127.0.0.1", endpoint, "r"), save_time_s=1)
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -57,32 +56,6 @@ class RankFailure:
         return f"rank {self.rank} ended with exit code {self.exit_code}"
 
 
-def _bind_stores(address: str) -> None:
-    """Let the stores of torch's agent listen at this address alone: they ask for no password, and rendezvous unpickles
-    what they hold."""
-    import torch.distributed
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
-
-    library: Any = torch.distributed
-    if hasattr(library.TCPStore, "bound_to"):  # by an earlier start in this process
-        library.TCPStore.bound_to = address
-    if "master_listen_fd" not in (library.TCPStore.__init__.__doc__ or ""):
-        return  # done, or an older torch
-
-    class BoundStore(library.TCPStore):  # type: ignore[misc]
-        bound_to = address
-
-        def __init__(self, host_name: str, port: int, **options: Any) -> None:
-            if options.get("is_master"):
-                listening = socket.create_server((self.bound_to, port), backlog=4096)
-                port = listening.getsockname()[1]
-                options["master_listen_fd"] = listening.detach()
-            super().__init__(host_name, port, **options)
-
-    library.TCPStore = BoundStore
-    c10d_rendezvous_backend.TCPStore = BoundStore  # type: ignore[assignment, attr-defined]
-
-
 def start_ranks(
     arguments: Sequence[str],
     devices: int,
@@ -94,7 +67,8 @@ def start_ranks(
     """Run `python ARGUMENTS` as this node's ranks under torch's elastic agent, and wait for them.
 
     Signals are passed on to the ranks, which get `save_time_s` to save. Where another node has written a failure to
-    `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received.
+    `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received. Raises
+    UnableError where the nodes have come but do not reach each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a node that ends first is no news to the others
@@ -116,7 +90,7 @@ def start_ranks(
         "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": int(save_time_s),
     }
-    _bind_stores(place.address)
+    meeting.bind_stores(place)
     known = LaunchConfig.__dataclass_fields__  # an older torch has fewer
     logging.disable(logging.ERROR)  # what went wrong is ours to say
     failures: list[RankFailure] = []
@@ -128,6 +102,7 @@ def start_ranks(
         _death_told(place.index * devices, received, watched),
         _agent_folder() as logs,
         _watching(watched, logs),
+        meeting.apart_told(place, watched),
     ):
         if hasattr(multiprocessing, "DefaultLogsSpecs"):
             wanted["logs_specs"] = multiprocessing.DefaultLogsSpecs(log_dir=str(logs))
