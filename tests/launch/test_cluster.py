@@ -17,6 +17,7 @@ from voxscale.config.site import Gpus, Site, seconds_of
 from voxscale.errors import InfrastructureError
 from voxscale.launch.cluster import Cluster, cautions, check_request, read_cluster
 from voxscale.launch.detect import detect_site, make_site
+from voxscale.launch.limits import Qos, make_qos, read_limits
 from voxscale.launch.partitions import Accounting, make_accounting, make_partitions, parse_gres, render_time
 from voxscale.launch.placing import within_limit
 from voxscale.launch.sbatch import Planned, Request
@@ -129,8 +130,77 @@ def test_closed_partitions_are_known_as_such() -> None:
 
 def test_accounting_is_read_as_sacctmgr_prints_it() -> None:
     known = make_accounting("AccountingStorageEnforce = associations,limits\n", "a|normal,long|b\nb|normal|b\n")
-    assert known == Accounting({"a": frozenset({"normal", "long"}), "b": frozenset({"normal"})}, "b", True, False)
+    assert known.accounts == {"a": frozenset({"normal", "long"}), "b": frozenset({"normal"})}
+    assert (known.default, known.enforces_accounts, known.enforces_qos) == ("b", True, False)
     assert make_accounting("AccountingStorageEnforce = none\n", "") == Accounting({})
+
+
+ASSOCIATIONS = """\
+brain|normal,long|brain|||2-00:00:00|cpu=96,node=3|
+brain|normal,long|brain||cpu|00:01:00|cpu=1|
+heart|normal|brain|tiny||||cpu=4
+"""
+QOS = """\
+normal|||gres/gpu=8,mem=900G||
+long|5-00:00:00|node=2,gres/gpu:a100=4|||DenyOnLimit,OverPartQOS
+tiny|00:10:00||cpu=2||
+gpus|1-00:00:00|node=1|||
+"""
+
+
+def limited(site: dict[str, Any], request: Request = Request(), *, enforce: str = "limits") -> list[str]:  # noqa: B008
+    """On a cluster with limits; its partition gpu has a QOS of its own."""
+    text = PARTITIONS.replace("PartitionName=gpu ", "PartitionName=gpu QoS=gpus ").replace("QoS=N/A", "")
+    text = text.replace("AllowAccounts=brain,heart AllowQos=normal", "")
+    accounting = make_accounting(f"AccountingStorageEnforce = {enforce}\n", ASSOCIATIONS, QOS)
+    return findings(site, request, Cluster(make_partitions(text, NODES), None, accounting))
+
+
+@pytest.mark.parametrize(
+    ("content", "request_", "expected"),
+    [
+        ({"time": "3-0"}, Request(), ["time 3-0: expected at most 2-00:00:00, the limit of account brain"]),
+        ({"qos": "long", "time": "3-0"}, Request(), []),
+        ({"qos": "long", "time": "6-0"}, Request(), ["time 6-0: expected at most 5-00:00:00, the limit of qos long"]),
+        (
+            {"partition": "gpu", "time": "1-1"},
+            Request(),
+            ["time 1-1: expected at most 1-00:00:00, the limit of qos gpus"],
+        ),
+        ({"partition": "gpu", "time": "1-1", "qos": "long"}, Request(), []),
+        ({"partition": "gpu"}, Request(2), ["2 nodes: expected at most 1, what qos gpus gives to a job"]),
+        ({"partition": "gpu", "qos": "long"}, Request(2), []),
+        ({"account": "heart"}, Request(1, 1), ["4 CPUs: expected at most 2, what qos tiny gives to a user"]),
+        (
+            {"account": "heart", "qos": "normal", "cpus_per_device": 5},
+            Request(),
+            ["5 CPUs: expected at most 4, what account heart gives to all its jobs"],
+        ),
+        (
+            {**A100, "partition": "all", "cpus_per_device": 1, "qos": "long"},
+            Request(2, 4, gpus=True),
+            ["8 GPUs a100: expected at most 4, what qos long gives to a job"],
+        ),
+        (
+            {"memory": {"per_node": "950G"}, "cpus_per_device": 1},
+            Request(),
+            ["972800 MB of memory: expected at most 921600, what qos normal gives to a user"],
+        ),
+    ],
+)
+def test_limits_of_accounting_are_told_with_whose_they_are(
+    content: dict[str, Any], request_: Request, expected: list[str]
+) -> None:
+    found = [line for line in limited(content, request_) if "what " in line or "the limit of" in line]
+    assert found == expected
+    kept = [line for line in limited(content, request_, enforce="associations") if line in expected]
+    assert not kept, "what SLURM does not insist on"
+
+
+def test_limits_that_cannot_be_read_are_left_out() -> None:
+    assert make_qos("a|x|cpu=,node=N,bb/cray=2,cpu=-1|||\nnothing\n") == {
+        "a": Qos(read_limits("qos a", job="bb/cray=2"))
+    }
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def plan_request(
         return request
     asked = forecast.request if chooses else forecast.as_asked
     partitions = cluster.chosen(site)
+    times = [cluster.max_time_s(site, each) for each in partitions]
     memory_mb = min([round(memory_of(asked.memory)), *(each.most_memory_mb for each in partitions)])
-    limits = [limit for each in partitions if (limit := each.max_time_s) is not None]
-    time_s = min([seconds_of(asked.time), *limits])
+    time_s = min([seconds_of(asked.time), *(limit for limit in times if limit is not None)])
     planned = Planned(
         memory_mb if wants_memory else None,
         render_time(time_s) if wants_time else None,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from voxscale.config.site import Site, seconds_of
+from voxscale.launch.limits import TIME, find_excess
 from voxscale.launch.partitions import Cluster, Node, Partition, read_cluster, render_time
 from voxscale.launch.sbatch import Request, cpus_per_task, memory_mb
 
@@ -96,7 +97,7 @@ def _check_reservation(cluster: Cluster, site: Site) -> list[str]:
 
 def _check_partition(cluster: Cluster, partition: Partition, site: Site, request: Request) -> list[str]:
     findings = []
-    where = f"partition {partition.name}"
+    where, limits = f"partition {partition.name}", cluster.limits(site, partition)
     if partition.state != "UP":
         up = [other.name for other in cluster.partitions if other.state == "UP"]
         findings.append(f"{where}: it is {partition.state}; expected one that is UP: {_listing(up)}")
@@ -110,6 +111,9 @@ def _check_partition(cluster: Cluster, partition: Partition, site: Site, request
         other = f", or partition {' or '.join(longer)}" if longer else ""
         limit = render_time(partition.max_time_s or 0)
         findings.append(f"time {site.time}: expected at most {limit}, the limit of {where}{other}")
+    elif site.time is not None and (own := limits.get(TIME)) is not None and seconds_of(site.time) > own.most:
+        findings.append(f"time {site.time}: expected at most {render_time(own.most)}, the limit of {own.whose}")
+    findings += find_excess(limits, site, request)
     unknown = _check_features(partition, site)
     known = site.model_copy(update={"constraint": None}) if unknown else site
     return findings + unknown + _check_nodes(cluster, partition, known, request)

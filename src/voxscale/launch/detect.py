@@ -66,7 +66,9 @@ def make_site(cluster: Cluster, environ: Mapping[str, str]) -> tuple[Site, list[
     )
     notes = [*map(_describe, cluster.partitions), f"chosen: partition {partition.name}{why}"]
     content: dict[str, Any] = {"partition": partition.name, **_devices(partition, notes)}
-    content |= _time(partition, notes) | _account(cluster, partition, notes) | _scratch(environ, notes)
+    content |= _account(cluster, partition, notes)
+    limit_s = cluster.max_time_s(Site(account=content.get("account")), partition)
+    content |= _time(limit_s, notes) | _scratch(environ, notes)
     for program, runtime in _RUNTIMES.items():
         if shutil.which(program, path=environ.get("PATH")):
             notes.append(
@@ -149,11 +151,10 @@ def _memory(nodes: Sequence[Node], devices: int, notes: list[str]) -> dict[str, 
     return {"memory": {"per_device": f"{share_mb}M"}}
 
 
-def _time(partition: Partition, notes: list[str]) -> dict[str, Any]:
-    limit_s = partition.max_time_s
+def _time(limit_s: int | None, notes: list[str]) -> dict[str, Any]:
     seconds = min(limit_s, _DAY_S) if limit_s is not None else _DAY_S
     if limit_s is None or limit_s > _DAY_S:
-        notes.append("guessed: time 24 hours, though the partition allows more; long trainings are queued again")
+        notes.append("guessed: time 24 hours, though more is allowed; long trainings are queued again")
     signal_s = Site().signal_s
     return {"time": render_time(seconds), **({"signal_s": max(10, seconds // 4)} if seconds <= 2 * signal_s else {})}
 

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 
 from voxscale.config.site import Site, seconds_of
 from voxscale.errors import InfrastructureError
+from voxscale.launch.limits import QOS_FORMAT, TIME, Limits, Qos, make_qos, read_limits
 from voxscale.launch.slurm import ask
 
 _OUT_OF_SERVICE = re.compile(r"DOWN|DRAIN|DRAINED|DRAINING|ERROR|FAIL|FAILING|FUTURE|INVAL|INVALID_REG|NOT_RESPONDING")
 _ACCOUNTING_TIMEOUT_S = 20.0
+_ASSOCIATION = "account,qos,defaultaccount,defaultqos,partition,maxwall,maxtres,grptres"
+_NORMAL = "normal"  # the QOS of a job that neither states one nor has a default
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Partition:
     max_nodes: int | None = None
     accounts: Access = Access()
     qos: Access = Access()
+    own_qos: str | None = None  # whose limits its jobs have
 
     @property
     def most_gpus(self) -> int:
@@ -103,6 +107,17 @@ class Accounting:
     default: str | None = None
     enforces_accounts: bool = False
     enforces_qos: bool = False
+    default_qos: Mapping[str, str] = field(default_factory=dict)  # by account
+    limits: Mapping[str, Limits] = field(default_factory=dict)  # of the user, by account; none that SLURM does not keep
+    qos: Mapping[str, Qos] = field(default_factory=dict)
+
+    def limits_of(self, site: Site, partition: Partition) -> Limits:
+        """What counts for a site's job there: of each limit the partition's, else the QOS's, else the account's."""
+        account = site.account or self.default or ""
+        own = self.qos.get(site.qos or self.default_qos.get(account, "") or _NORMAL, Qos({}))
+        of_partition = self.qos.get(partition.own_qos or "", Qos({}))
+        first, then = (own, of_partition) if own.wins else (of_partition, own)
+        return {**self.limits.get(account, {}), **then.limits, **first.limits}
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,15 @@ class Cluster:
         if site.partition is None:
             return [self.default] if self.default is not None else []
         return [partition for name in site.partition.split(",") if (partition := self.find(name)) is not None]
+
+    def limits(self, site: Site, partition: Partition) -> Limits:
+        return self.accounting.limits_of(site, partition) if self.accounting is not None else {}
+
+    def max_time_s(self, site: Site, partition: Partition) -> int | None:
+        """The longest time that a site's job can have there."""
+        of_job = self.limits(site, partition).get(TIME)
+        limits = [partition.max_time_s, of_job.most if of_job is not None else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def devices_per_node(self, site: Site) -> int:
         """The most devices a job can have on a node there: GPUs, or shares of CPUs where none are asked for."""
@@ -166,27 +190,37 @@ def make_partitions(partitions: str, nodes: str) -> tuple[Partition, ...]:
             max_nodes=_number(fields.get("MaxNodes", "")),
             accounts=_access(fields, "Accounts"),
             qos=_access(fields, "Qos"),
+            own_qos=next(iter(_names(fields, "QoS")), None),
         )
         for fields in listed
     )
 
 
-def make_accounting(config: str, associations: str) -> Accounting:
-    """From `scontrol show config` and lines of `account|qos,qos|default account` from `sacctmgr`."""
+def make_accounting(config: str, associations: str, qos: str = "") -> Accounting:
+    """From `scontrol show config`, and from `sacctmgr` lines of _ASSOCIATION's columns and of QOS."""
     enforced = set(re.split(r"[,\s]+", _setting(config, "AccountingStorageEnforce").lower()))
+    keeps_limits = bool(enforced & {"all", "limits", "safe"})
     accounts: dict[str, frozenset[str]] = {}
+    default_qos: dict[str, str] = {}
+    limits: dict[str, Limits] = {}
     default = None
     for line in associations.splitlines():
-        account, qos, chosen = (*line.split("|"), "", "")[:3]
+        account, names, chosen, first, partition, wall, job, group = (*line.split("|"), *[""] * 8)[:8]
         if account:
-            accounts[account] = accounts.get(account, frozenset()) | frozenset(filter(None, qos.split(",")))
+            accounts[account] = accounts.get(account, frozenset()) | frozenset(filter(None, names.split(",")))
             default = chosen or default
+        if account and not partition:
+            default_qos[account] = first
+            limits[account] = read_limits(f"account {account}", wall=wall, job=job, group=group)
     return Accounting(
         accounts,
         default,
         # Every kind of limit implies that the account is known.
         enforces_accounts=bool(enforced & {"all", "associations", "limits", "qos", "safe", "wckeys"}),
         enforces_qos=bool(enforced & {"all", "qos"}),
+        default_qos=default_qos,
+        limits=limits if keeps_limits else {},
+        qos=make_qos(qos) if keeps_limits else {},
     )
 
 
@@ -199,11 +233,12 @@ def _read_accounting(environ: Mapping[str, str]) -> Accounting | None:
             return None
         cluster = _setting(config, "ClusterName")
         # `show assoc` has the same columns, but leaves the default account empty.
-        words = ["show", "user", user, "withassoc", f"cluster={cluster}", "format=account,qos,defaultaccount"]
+        words = ["show", "user", user, "withassoc", f"cluster={cluster}", f"format={_ASSOCIATION}"]
         listed = ask("sacctmgr", "-nP", *words, environ=environ, timeout_s=_ACCOUNTING_TIMEOUT_S)
+        qos = ask("sacctmgr", "-nP", "show", "qos", QOS_FORMAT, environ=environ, timeout_s=_ACCOUNTING_TIMEOUT_S)
     except InfrastructureError:
         return None
-    return make_accounting(config, listed)
+    return make_accounting(config, listed, qos)
 
 
 def _fields(line: str) -> dict[str, str]:

@@ -117,7 +117,9 @@ def within_limit(site: Site, request: Request, nodes_of: Cluster | Allocation) -
     """The site with its signal within the time that the partition gives to a job that asks for none."""
     if time_limit(site, request) is not None or isinstance(nodes_of, Allocation):
         return site
-    limits = [limit for partition in nodes_of.chosen(site) if (limit := partition.unstated_time_s) is not None]
+    partitions = nodes_of.chosen(site)
+    limits = [limit for each in partitions if (limit := each.unstated_time_s) is not None]
+    limits += [limit for each in partitions if (limit := nodes_of.max_time_s(site, each)) is not None]
     return site.model_copy(update={"signal_s": max(10, min([site.signal_s, *(limit // 2 for limit in limits)]))})
 
 
