@@ -13,6 +13,7 @@ from voxscale.config.site import Site
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch.batch import write_jobs
 from voxscale.launch.meeting import expand_nodes
+from voxscale.launch.partitions import parse_gres
 from voxscale.launch.sbatch import Job
 from voxscale.launch.slurm import ask, clean, states_of
 from voxscale.runs import RunFolder
@@ -55,14 +56,28 @@ class Allocation:
 
 
 def _gpus_of(job: str, environ: Mapping[str, str]) -> int:
-    """GPUs that a job has on each node; a shell of `salloc` has no variable for them."""
+    """GPUs that a job has on each node, however it asked for them; a shell of `salloc` has no variable for them."""
     told = environ.get("SLURM_GPUS_ON_NODE", "")
     if told.isdigit():
         return int(told)
-    found = re.search(
-        r"TresPerNode=\S*?gpu(?::[^:,\s]+)??:(\d+)", ask("scontrol", "-o", "show", "job", job, environ=environ)
-    )
-    return int(found[1]) if found is not None else 0
+    return least_gpus(job, ask("scontrol", "-d", "-o", "show", "job", job, environ=environ))
+
+
+def least_gpus(job: str, described: str) -> int:
+    """GPUs that each node of a job has, from what `scontrol -d show job` says of it: alike nodes in one place.
+
+    Raises where it has some, but not on every node.
+    """
+    told = re.findall(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", described)
+    counts = [sum(parse_gres(gres).values()) for nodes, gres in told for _ in expand_nodes(nodes)]
+    has_gpus = re.search(r"\b(?:TRES|AllocTRES|TresPer\w+)=\S*gpu", described) is not None
+    if has_gpus and (not counts or min(counts) == 0):
+        found = f"found {', '.join(map(str, counts))}" if counts else "SLURM does not say how many"
+        raise InfrastructureError(
+            f"job {job}: expected GPUs on each of its nodes; {found}",
+            fix="ask for as many on every node: salloc --gpus-per-node=N; or start outside of it to submit a job",
+        )
+    return min(counts, default=0)
 
 
 def run_in_allocation(
