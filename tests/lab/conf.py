@@ -19,6 +19,7 @@ class Shape:
     gpu_type: str = "a100"
     kill_wait_s: int = 10
     slurmd_timeout_s: int = 10
+    min_job_age_s: int = 3600  # until a job that has ended is forgotten; by default 300, looked after every minute
 
     @property
     def gpu_names(self) -> list[str]:
@@ -94,7 +95,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-MinJobAge=3600
+MinJobAge={shape.min_job_age_s}
 KillWait={shape.kill_wait_s}
 SlurmdTimeout={shape.slurmd_timeout_s}
 MessageTimeout=5

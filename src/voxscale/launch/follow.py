@@ -14,7 +14,7 @@ from pathlib import Path
 from voxscale.errors import BY_CODE, InfrastructureError, StoppedEarly, TrainingError, VoxscaleError, printable
 from voxscale.files import NewLines, read_json
 from voxscale.launch.batch import Submitted
-from voxscale.launch.slurm import JobState, cancel, exit_code_of, states_of
+from voxscale.launch.slurm import GONE, JobState, cancel, exit_code_of, states_of
 from voxscale.runs import RunFolder
 from voxscale.terminal import is_terminal
 
@@ -54,12 +54,13 @@ def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen
     numbers = [job.id for job in jobs]
     logs = [Tail(file) for file in _outputs(jobs)]
     shown: dict[int, str] = {}
+    ends: dict[int, JobState] = {}  # of jobs that SLURM forgets while others still run
     intervals, last_answer = _intervals(), time.monotonic()
     while True:
         try:
             found = states_of(numbers, environ)
             last_answer = time.monotonic()
-            states = [job.state_in(found) for job in jobs]
+            states = [_remembered(job.id, job.state_in(found), ends) for job in jobs]
             for job, state in zip(jobs, states, strict=True):
                 _say_once(job.id, _described(job, state), shown, screen)
             if all(state.is_over for state in states):
@@ -70,6 +71,17 @@ def _watch(jobs: Sequence[Submitted], environ: Mapping[str, str], screen: Screen
                 raise
             _say_once(0, f"warning: {error.message}; still waiting", shown, screen)
         _show_for(next(intervals), logs, screen)
+
+
+def _remembered(number: int, state: JobState, ends: dict[int, JobState]) -> JobState:
+    """A job's state; of one that SLURM has forgotten, how it was last seen to have ended."""
+    if state is GONE:
+        return ends.get(number, GONE)
+    if state.is_over:
+        ends[number] = state
+    else:
+        ends.pop(number, None)  # queued again
+    return state
 
 
 def _show_for(seconds: float, logs: Sequence[Tail], screen: Screen) -> None:
