@@ -25,11 +25,12 @@ from lab.containers import Apptainer, with_program, write_archive
 from lab.slurm import SlurmLab, until
 from lab.trained import LONG
 from voxscale.config.data import Synthetic
-from voxscale.config.load import check_section
+from voxscale.config.load import check_section, read_config
 from voxscale.config.site import Container, Site, read_site
 from voxscale.data.synthetic import ensure_like
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch import needs
+from voxscale.launch.cluster_run import binds_for
 from voxscale.launch.container import (
     all_binds,
     check_container,
@@ -103,6 +104,16 @@ def test_what_an_image_runs_by_is_its_own(folder: str) -> None:
 @pytest.mark.parametrize("folder", ["/srv", "/home/me", "/opt/data", "/dev/shm/x", "/usr/local/data", "/b"])  # noqa: S108
 def test_other_folders_can_be_bound(folder: str) -> None:
     assert not is_of_image(Path(folder))
+
+
+def test_scratch_is_bound_wherever_the_store_is(write_config: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    config = read_config(write_config(data__store=str(tmp_path / "store")))
+    site = check_section(Site, {"container": {"image": "/i.sif"}, "scratch": "$HERE/scratch"}, "site")
+    binds = binds_for(config, tmp_path / "runs" / "run", {"HERE": str(tmp_path)}, site)
+    assert {tmp_path / "scratch", tmp_path / "store", tmp_path / "runs"} <= set(binds)
+    (tmp_path / "scratch").rmdir()
+    assert tmp_path / "scratch" not in binds_for(config, tmp_path / "run", {"HERE": str(tmp_path)}, site)
 
 
 def test_a_script_has_its_own_search_path() -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from voxscale.config.site import Site
 from voxscale.errors import InfrastructureError
 from voxscale.files import locked, write_json
 from voxscale.launch import cluster_run
+from voxscale.launch.allocation import Allocation, least_gpus
 from voxscale.launch.batch import EVALUATE, Submitted, ranks_job
 from voxscale.launch.cluster import Cluster
 from voxscale.launch.sbatch import Placement, Request
@@ -536,6 +538,25 @@ def test_folds_are_an_array(
     assert done.json["test"] == here.json["test"]
 
 
+@pytest.mark.cluster
+def test_folds_that_wait_are_evaluated_when_they_are_trained(
+    on_slurm: Callable[..., Finished], idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Nothing is prepared: the folds' folders are still to come."""
+    run, store = tmp_path / "folds", str(tmp_path / "store")
+    config = write_config(data__store=store, data__split={"folds": 2, "test": 0.2}, **SHORT)
+    with idle_slurm.occupy(NODES):
+        started = on_slurm("train", config, "--devices", 1, "--folds", "all", "--run", run, "--detach")
+        assert started.code == 0, started.err
+        assert not list(run.glob("fold-*"))
+        queued = on_slurm("evaluate", run, "--split", "test", "--name", "later", "--devices", 1, "--detach")
+        assert queued.code == 0, queued.err
+    for job in json.loads((run / "launch" / "jobs.json").read_text())["jobs"]:
+        idle_slurm.await_state(job["id"], "COMPLETED", timeout=120)
+    summary = json.loads((run / "evaluations" / "later" / "metrics.json").read_text())["summary"]
+    assert summary == metrics(run)["test"]
+
+
 def test_inside_an_allocation(
     idle_slurm: SlurmLab,
     undisturbed: Callable[[int], Path],
@@ -554,6 +575,67 @@ def test_inside_an_allocation(
     too_many = idle_slurm.run("salloc", "-N1", *words[:-1], tmp_path / "other", "--nodes", 3, timeout=60, check=False)
     assert too_many.returncode == 4
     assert "has 1 (node" in too_many.stderr
+
+
+@pytest.mark.cluster
+def test_in_a_shell_of_srun_the_nodes_of_its_job_are_used(
+    idle_slurm: SlurmLab,
+    undisturbed: Callable[[int], Path],
+    write_config: Callable[..., Path],
+    environ: dict[str, str],
+    session_environ: dict[str, str],
+    site: Path,
+    tmp_path: Path,
+) -> None:
+    """`srun --pty bash`: SLURM's variables are those of the shell's own task, and of its step."""
+    run = tmp_path / "run"
+    train = [sys.executable, "-m", "voxscale", "train", write_config(**LONG), "--on", "slurm", "--site", site]
+    shell = ["srun", "-N2", "-c2", "--pty", "bash", "--norc"]
+    with Terminal(*shell, env={**session_environ, **environ}) as screen:
+        screen.type(shlex.join(map(str, [*train, "--devices", 1, "--run", run])) + "; exit $?\n")
+        assert screen.wait(timeout=120) == 0, screen.text
+    assert "submitted" not in screen.text
+    assert_same_model(run, undisturbed(2))
+
+
+GPUS = [
+    (["-N2", "--gpus=4"], 2),
+    (["-N2", "--gpus=3"], 1),
+    (["-N1", "-n2", "--gpus-per-task=1"], 2),
+    (["-N2", "--gpus-per-node=a100:1"], 1),
+    (["-N2", "--gres=gpu"], 1),
+    (["-N2"], 0),
+]
+
+
+@pytest.mark.parametrize(("options", "gpus"), GPUS)
+def test_the_gpus_of_an_allocation_are_known_however_it_asked(
+    idle_slurm: SlurmLab, options: list[str], gpus: int
+) -> None:
+    """In a shell of `salloc` on a login node, which has no variable for them."""
+    allocated = allocate(idle_slurm, *options)
+    assert allocated is not None
+    assert (allocated.gpus, len(allocated.nodes)) == (gpus, int(options[0][2:]))
+
+
+def test_gpus_that_not_all_nodes_have_are_not_taken_for_none() -> None:
+    asked, of_one = "JobId=7 TresPerJob=gres:gpu:2", "CPU_IDs=0 Mem=1 GRES=gpu:a100:2(IDX:0-1)"
+    assert least_gpus("7", f"{asked} Nodes=node[1-2] {of_one} Nodes=node3 {of_one.replace(':2', ':1')} Command=x") == 1
+    with pytest.raises(InfrastructureError, match="expected GPUs on each of its nodes; found 2, 2, 0"):
+        least_gpus("7", f"{asked} Nodes=node[1-2] {of_one} Nodes=node3 CPU_IDs=0 Mem=1 GRES= Command=x")
+    with pytest.raises(InfrastructureError, match="SLURM does not say how many"):
+        least_gpus("7", f"{asked} Command=x")
+
+
+def allocate(slurm: SlurmLab, *options: str) -> Allocation | None:
+    """What is seen of an allocation in its shell."""
+    job = slurm.run("salloc", "--no-shell", "-p", "main", *options).stderr.partition("job allocation ")[2].split()[0]
+    nodes = slurm.show(int(job))["NodeList"]
+    variables = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": "1"}
+    try:
+        return Allocation.from_env({**os.environ, **slurm.environ, **variables})
+    finally:
+        slurm.run("scancel", job)
 
 
 def test_what_only_waiting_jobs_have_is_refused_where_nothing_waits(

@@ -14,7 +14,7 @@ from voxscale.config.site import Site
 from voxscale.data.build import store_root
 from voxscale.data.formats import find_cases
 from voxscale.errors import BY_CODE, InfrastructureError, VoxscaleError
-from voxscale.files import read_json, write_text
+from voxscale.files import read_json, remove, write_text
 from voxscale.launch.allocation import Allocation, run_in_allocation
 from voxscale.launch.asking import plan_request
 from voxscale.launch.batch import (
@@ -56,12 +56,13 @@ from voxscale.launch.placing import (
     look_at_nodes,
     make_request,
     own_code,
+    scratch_of,
     with_code,
     with_scratch,
     within_limit,
 )
 from voxscale.launch.sbatch import Job, Placement, Request, refuse_unspeakable, render_sbatch
-from voxscale.launch.slurm import GONE, cancel
+from voxscale.launch.slurm import GONE, cancel, restarts_of
 from voxscale.plan.resources import Machine
 from voxscale.runs import RunFolder, error_files
 
@@ -193,7 +194,8 @@ def evaluate_on_slurm(
 
     Raises what made it fail.
     """
-    config = with_scratch(read_config(runs[0].config if runs[0].exists else runs[0].asked), place.site, environ)
+    made = runs[0].config if runs[0].exists else RunFolder(root).asked
+    config = with_scratch(read_config(made), place.site, environ)
     nodes_of = look_at_nodes(place, environ)
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     code = own_code(config)
@@ -241,7 +243,8 @@ def run_on_slurm(
     announce(submitted)
     if not place.detach:
         state = follow(run, submitted, environ, may_leave=may_leave)
-        reports = newest_reports(run, of_job=submitted[-1].id)
+        number = submitted[-1].id
+        reports = newest_reports(run, since=number, until=number, restarts=restarts_of(number, environ))
         if reports != run.logs:
             _judge_reports(reports, request)
         is_known_well = state is GONE and (_all_ended(reports, request) or has_result())
@@ -323,7 +326,14 @@ def judge_job(run: RunFolder, reports: Path, request: Request) -> None:
 
 
 def _open(submission: Submission, environ: Mapping[str, str]) -> None:
-    """Write the run folders, or where the data are not prepared yet what the job that opens them needs."""
+    """Write the run folders, or where the data are not prepared yet what the job that opens them needs.
+
+    What an earlier start said of the whole is gone then.
+    """
+    run = RunFolder(submission.root)
+    remove(run.open_error)
+    if COLLECT in submission.jobs:
+        remove(run.metrics)
     if submission.opened:
         for draft in submission.drafts:
             open_run(draft, look_at_machine(environ), environ)
@@ -331,7 +341,6 @@ def _open(submission: Submission, environ: Mapping[str, str]) -> None:
     for draft in submission.drafts:
         if draft.fresh and draft.run.exists:
             move_aside(draft.run)
-    run = RunFolder(submission.root)
     run.make()
     write_text(run.asked, render_config(submission.config))
 
@@ -342,9 +351,12 @@ def _follow_training(submission: Submission, submitted: Sequence[Submitted], env
     if state.state == "COMPLETED" or read_state(run) == "done":
         return
     _refuse_unopened(submission)
+    number = next(job.id for job in submitted if job.kind == TRAIN)
+    restarts = restarts_of(number, environ)
     for each in sorted((draft.run for draft in submission.drafts), key=lambda run: read_state(run) != "failed"):
-        if read_state(each) != "done" and newest_reports(each) != each.logs:
-            _judge_run(each, submission.request, failure_of(state, each, submitted, environ))
+        reports = newest_reports(each, since=number, restarts=restarts)
+        if read_state(each) != "done" and reports != each.logs:
+            _judge_run(each, reports, submission.request, failure_of(state, each, submitted, environ))
     raise failure_of(state, run, submitted, environ)
 
 
@@ -356,9 +368,8 @@ def _refuse_unopened(submission: Submission) -> None:
         raise BY_CODE[error["code"]](error["message"], fix=error["fix"])
 
 
-def _judge_run(run: RunFolder, request: Request, of_scheduler: VoxscaleError) -> None:
+def _judge_run(run: RunFolder, reports: Path, request: Request, of_scheduler: VoxscaleError) -> None:
     """Raise why a run is not done: as its ranks say, else as its nodes saw it, else as SLURM does."""
-    reports = newest_reports(run)
     failures, unsaid_by_ranks = node_failures(reports), unsaid(reports, request.nodes)
     otherwise = unsaid_by_ranks or (None if failures else of_scheduler)
     judge(run, reports, failures, world_size=request.world_size, otherwise=otherwise)
@@ -370,4 +381,8 @@ def binds_for(config: Config, root: Path, environ: Mapping[str, str], site: Site
         return []
     known = config.data.synthetic is None or Path(config.data.source).exists()
     cases = find_cases(config.data, store_root(config.data, environ)).cases if known else []
-    return binds_of(config, root, environ, [file for case in cases for file in case.files])
+    scratch = scratch_of(site, environ)
+    return [
+        *binds_of(config, root, environ, [file for case in cases for file in case.files]),
+        *([scratch] if scratch is not None and scratch.is_dir() else []),
+    ]

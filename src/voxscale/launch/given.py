@@ -15,6 +15,7 @@ from voxscale.config.site import Site, read_site
 from voxscale.data.build import default_store
 from voxscale.data.guess import Guess, guess_config, is_data
 from voxscale.errors import ConfigError
+from voxscale.launch.batch import TRAIN, read_jobs
 from voxscale.launch.placing import site_store
 from voxscale.launch.ray_run import RESTARTS, RayPlacement
 from voxscale.launch.sbatch import Placement
@@ -136,13 +137,15 @@ def default_run(config: Path) -> Path:
 
 
 def given_runs(path: Path) -> list[RunFolder]:
-    """The run in a folder, or those of the folds in it."""
-    runs = runs_of(path)
-    if not runs and RunFolder(path).jobs.exists() and RunFolder(path).asked.exists():
-        return [RunFolder(path.resolve())]  # a job will make it
-    if not runs:
+    """The run in a folder, or those of the folds in it; also what a job is to make yet."""
+    if runs := runs_of(path):
+        return runs
+    folder = RunFolder(path.resolve())
+    training = [job for job in read_jobs(folder) if job.kind == TRAIN]
+    if not training or not folder.asked.exists():
         raise ConfigError(f"{path}: not a run folder", fix="give a folder that `voxscale runs` lists")
-    return runs
+    tasks = len(training[-1].logs) if training[-1].is_array else 0
+    return [RunFolder(folder.root / f"fold-{fold}") for fold in range(1, tasks + 1)] or [folder]
 
 
 def plain_name(name: str) -> str:

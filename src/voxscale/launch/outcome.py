@@ -8,10 +8,11 @@ is the last line of a job: it says what went wrong and ends with the exit code o
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -140,13 +141,22 @@ def last_reports(run: RunFolder) -> Path:
     return of_job if by_hand or of_job != run.logs else run.last_reports(ON_LOCAL) or run.logs
 
 
-def newest_reports(run: RunFolder, *, of_job: int | None = None) -> Path:
-    """Where the ranks of the newest attempt of a job, or of any job, left their reports; without one, of all logs."""
+def newest_reports(
+    run: RunFolder, *, since: int = 0, until: float = math.inf, restarts: Mapping[int, int] | None = None
+) -> Path:
+    """Where the ranks of the last attempt left their reports; without one, all logs.
+
+    Only jobs numbered from `since` to `until` count. Of one in `restarts`, which says how often it was queued again,
+    only its last attempt does: the one before may have come to another end.
+    """
     attempts = {}
-    for path in run.logs.glob(f"{of_job or '*'}-*"):
-        job, _, attempt = path.name.partition("-")
-        if job.isdigit() and attempt.isdigit():
-            attempts[int(job), int(attempt)] = path
+    for path in run.logs.glob("*-*"):
+        number, _, count = path.name.partition("-")
+        if not (number.isdigit() and count.isdigit()):
+            continue
+        job, attempt = int(number), int(count)
+        if since <= job <= until and (restarts or {}).get(job, attempt) == attempt:
+            attempts[job, attempt] = path
     return attempts[max(attempts)] if attempts else run.logs
 
 

@@ -121,6 +121,16 @@ def exit_code_of(job: int, environ: Mapping[str, str]) -> int | None:
     return int(found[1]) if found is not None else None
 
 
+def restarts_of(job: int, environ: Mapping[str, str]) -> dict[int, int]:
+    """How often a job, or each task of an array, was queued again, by number; nothing that SLURM has forgotten."""
+    try:
+        listed = ask("scontrol", "-o", "show", "job", str(job), environ=environ)
+    except InfrastructureError:
+        return {}
+    found = re.findall(r"^JobId=(\d+)\b.*?\bRestarts=(\d+)", listed, re.MULTILINE)
+    return {int(number): int(restarts) for number, restarts in found}
+
+
 def cancel(jobs: Sequence[int], environ: Mapping[str, str]) -> None:
     """Ask the scheduler to end jobs; their ranks get its KillWait to save."""
     if jobs:

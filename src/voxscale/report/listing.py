@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from voxscale.config.load import read_config
 from voxscale.errors import VoxscaleError, printable
 from voxscale.files import read_json
 from voxscale.launch.batch import EVALUATE, Submitted, read_jobs
-from voxscale.launch.outcome import last_reports, node_failures, read_failure
-from voxscale.launch.slurm import JobState, states_of
+from voxscale.launch.outcome import last_reports, newest_reports, node_failures, read_failure
+from voxscale.launch.slurm import JobState, restarts_of, states_of
 from voxscale.report.trials import SeenTrials
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.train.events import read_events
@@ -53,7 +53,7 @@ def list_runs(folder: Path) -> list[RunRow]:
     rows = {run.root: _describe_safely(run) for run in runs}
     states = _ask_scheduler([job.id for root, job in jobs.items() if rows[root].state not in _SAID_BY_FOLDER])
     for root, job in jobs.items():
-        rows[root] = _with_job(rows[root], job.id, job.state_in(states))
+        rows[root] = _with_job(rows[root], job, job.state_in(states))
     return sorted(rows.values(), key=lambda row: row.age_s)
 
 
@@ -72,13 +72,13 @@ def _ask_scheduler(jobs: Sequence[int]) -> dict[int, JobState]:
         return {}
 
 
-def _with_job(row: RunRow, job: int, state: JobState) -> RunRow:
-    if (ended := ended_by_job(row.state, state)) is not None:
-        return replace(row, job=job, state=ended, why=f"the job has ended, {state}")
+def _with_job(row: RunRow, job: Submitted, state: JobState) -> RunRow:
+    if (ended := ended_by_job(RunFolder(Path(row.run)), row.state, job, state, os.environ)) is not None:
+        return replace(row, job=job.id, state=ended, why=f"the job has ended, {state}")
     if not is_carried_on(row.state, state):
-        return replace(row, job=job)
+        return replace(row, job=job.id)
     queued = state.state == "PENDING"
-    return replace(row, job=job, state="queued" if queued else "running", why=state.reason if queued else "")
+    return replace(row, job=job.id, state="queued" if queued else "running", why=state.reason if queued else "")
 
 
 def is_carried_on(state: str, job: JobState) -> bool:
@@ -86,11 +86,26 @@ def is_carried_on(state: str, job: JobState) -> bool:
     return not job.is_over and state not in _SAID_BY_FOLDER
 
 
-def ended_by_job(state: str, job: JobState) -> str | None:
-    """How a run has ended whose job went wrong before its ranks could say so, while the scheduler knows it."""
-    if state not in ("new", "interrupted") or not job.went_wrong:
+def ended_by_job(run: RunFolder, state: str, job: Submitted, now: JobState, environ: Mapping[str, str]) -> str | None:
+    """How a run in this state has ended whose job went wrong before its ranks could say so, while the scheduler knows
+    it."""
+    if not now.went_wrong:
         return None
-    return "stopped" if job.state == "CANCELLED" else "failed"
+    if state in ("new", "interrupted") or (state in ("stopped", "failed") and _is_of_earlier(run, job, environ)):
+        return "stopped" if now.state == "CANCELLED" else "failed"
+    return None
+
+
+def _is_of_earlier(run: RunFolder, job: Submitted, environ: Mapping[str, str]) -> bool:
+    """Whether a run's state was left by an earlier job than this, or by an earlier attempt of it."""
+    owner = _read(run.owner)
+    if owner:
+        number, attempt = str(owner.get("job")), owner.get("attempt", 0)
+    else:  # no rank ever began
+        number, _, attempt = newest_reports(run).name.partition("-")
+    if not number.isdigit():
+        return False  # this machine's, which may have come later
+    return int(number) < job.id or int(attempt) < restarts_of(job.id, environ).get(int(number), 0)
 
 
 def is_finished(root: Path) -> bool:

@@ -115,7 +115,7 @@ class WatchedRun:
     """A run that is looked at again and again; only what is new is read."""
 
     def __init__(self, run: RunFolder, environ: Mapping[str, str]) -> None:
-        self._run = run
+        self._run, self._environ = run, environ
         self._happened = Happened(run.events)
         self._queue = _Queue(run, environ)
         self._metric = ""
@@ -161,8 +161,10 @@ class WatchedRun:
             if queue.state.state == "PENDING":
                 return "queued", f"the job is {queue.state}"
             return "running", f"the job is {queue.state}{where}, its ranks are still to come"
-        if queue.state is not None and (ended := ended_by_job(state, queue.state)) is not None:
-            return ended, f"the job has ended, {queue.state}"
+        if queue.job is not None and queue.state is not None:
+            ended = ended_by_job(run, state, queue.job, queue.state, self._environ)
+            if ended is not None:
+                return ended, f"the job has ended, {queue.state}"
         match state:
             case "failed":
                 return state, _safely(run, self._happened.error)

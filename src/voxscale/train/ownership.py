@@ -32,7 +32,8 @@ def claimed(run: RunFolder) -> Iterator[None]:
             remove_temporaries(path.parent, of=path.name)  # others write beside these while it trains, a report say
         now = datetime.now(UTC).isoformat(timespec="seconds")
         job = os.environ.get("SLURM_JOB_ID")
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": now, **({"job": job} if job else {})}
+        of_job = {"job": job, "attempt": int(os.environ.get("SLURM_RESTART_COUNT", "0"))} if job else {}
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": now, **of_job}
         write_json(run.owner, who)
         yield
 
