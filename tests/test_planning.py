@@ -13,6 +13,7 @@ import pytest
 
 from conftest import Cli
 from measured import COSTS
+from report.looking import content_of, headings_of
 from voxscale.config.load import read_config
 from voxscale.config.schema import Config
 from voxscale.config.site import Site
@@ -29,6 +30,7 @@ from voxscale.plan.links import Link, Links
 from voxscale.plan.predict import Layout
 from voxscale.plan.resources import Machine
 from voxscale.plan.simulate import Work, simulate_step
+from voxscale.report.forecast import duration, size
 
 Write = Callable[..., Path]
 CLUSTER = Cluster(
@@ -91,6 +93,24 @@ def test_a_plan_says_what_a_run_takes(cli_here: Cli, config: Path, tmp_path: Pat
     assert no_requeue.time is None, "a job that is not queued again may take what it needs"
     unknown = settled.model_copy(update={"patches": settled.patches.model_copy(update={"per_case": 3})})
     assert asked(unknown) is None, "nothing is measured for it"
+
+    run = tmp_path / "planned"
+    assert cli_here("train", config, "--devices", 2, "--run", run).code == 0
+    (table,) = [
+        block
+        for section in content_of(run / "report.html")["sections"]
+        for block in section["blocks"]
+        if block.get("title") == "Plan against measured"
+    ]
+    rows = {name: (said, came) for name, said, came in table["rows"]}
+    step_s = found["step_s"]
+    assert rows["a step, computing"][0] == duration(step_s["compute"])
+    assert rows["a step, communication"][0] == duration(step_s["communication"])
+    assert rows["a step"][0] == duration(sum(step_s.values()))
+    assert rows["memory of the node"][0] == size(found["memory"]["node_bytes"])
+    assert "–" not in rows["training and validating"]
+    assert "–" not in {came for name, (_, came) in rows.items() if name != "a step, communication"}
+    assert table["note"] == ""
 
 
 def test_a_job_looks_where_the_plan_of_its_site_was_kept_and_asks_for_what_it_recommends(
@@ -258,6 +278,8 @@ def test_worlds_are_measured_compared_and_drawn(cli_here: Cli, config: Path, tmp
     assert rows[1]["communication_share"] > 0 == rows[0]["communication_share"]
     assert done.json["bottleneck"] in ("none", "data", "communication", "compute")
     assert "</svg>" in (tmp_path / "scaling" / "speedup.svg").read_text()
+    page = headings_of(tmp_path / "scaling" / "report.html")
+    assert page >= {"Speed-up over devices", "What a step is spent on", "All figures"}
     assert sorted(path.name for path in (tmp_path / "scaling").glob("run-*")) == []
     again = cli_here(*words)
     assert again.code == 0, again.err

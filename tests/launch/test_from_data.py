@@ -18,6 +18,7 @@ from PIL import Image
 
 from conftest import Cli, tiny_config
 from layouts import LAYOUTS, example_bytes, save_volume, tensor_bytes, write_shard
+from report.looking import headings_of
 from voxscale.data.shared_memory import SHARED_MEMORY
 from voxscale.data.synthetic import make_volume, write_cifar10
 from voxscale.data.synthetic.cifar10 import CLASSES
@@ -221,6 +222,8 @@ def test_all_folds_together_validate_every_case_once(
     done = cli_here("train", config, "--folds", "all", "--devices", 1, "--run", root, "--json")
     assert done.code == 0, done.err
     assert len(done.json["folds"]) == 3
+    assert headings_of(root / "report.html") >= {"All folds together", "Cases by the fold that held them out"}
+    assert "Training loss" in headings_of(root / "fold-3" / "report.html")
     rows = read_csv(root / "cases.csv")
     assert sorted(row["case"] for row in rows) == sorted(row["case"] for row in read_csv(root / "fold-1" / "split.csv"))
     for row in rows:
