@@ -1,4 +1,4 @@
-"""Faults that every launcher has to tell of alike: a rank that hangs, and a case that only one rank reads."""
+"""Faults that launchers have to tell of alike: a rank that hangs, and a case that only one rank reads."""
 
 from __future__ import annotations
 
