@@ -10,17 +10,16 @@ import contextlib
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from voxscale.errors import InfrastructureError, VoxscaleError
-from voxscale.launch.as_rank import stop_with_parent
 from voxscale.launch.ray_access import (
+    ANSWER_S,
     check_token,
     credentials,
     deaf,
@@ -35,6 +34,7 @@ from voxscale.launch.ray_access import (
 from voxscale.launch.ray_cluster import LostHeadError, RayCluster, RayNode, Share
 from voxscale.launch.ray_keeper import kept
 from voxscale.launch.ray_process import FOREIGN
+from voxscale.launch.ray_program import NodeProgram
 from voxscale.plan.resources import Machine
 
 __all__ = [
@@ -43,11 +43,12 @@ __all__ = [
     "RayCluster",
     "RayNode",
     "Share",
+    "ask_nodes",
     "connected",
     "look_at_nodes",
+    "read_answer",
     "refuse_unfit",
     "require_ray",
-    "stopped_within",
 ]
 _SLICE_S = 0.5  # of waiting, between two looks at what may have changed
 PLACE_S = 60.0  # for a cluster to give what was asked of it, once others have left
@@ -111,6 +112,7 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
         kept(folder),
         variables(**dict.fromkeys(FOREIGN)),
         variables(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_in(folder))),
+        _free_ports(),
     ):
         _init(
             "Ray could not be started on this machine",
@@ -127,12 +129,34 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
 @contextlib.contextmanager
 def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
     host, port = parse_address(address)
-    refuse_silent(address, host, port)
+    deadline = time.monotonic() + ANSWER_S
+    refuse_silent(address, host, port, deadline)
     source = token_source(environ)
     with variables(**credentials(environ)):
-        check_token(address, source)
+        check_token(address, source, deadline)
         _init(f"Ray at {address}: cannot be joined", address=address)
         yield
+
+
+@contextlib.contextmanager
+def _free_ports() -> Iterator[None]:
+    """Ray's agent of each node listens on a fixed port, for which `ray.init` has no word; here the system chooses."""
+    try:
+        from ray._private.parameter import RayParams
+    except ImportError:  # another Ray, of which this is not known
+        yield
+        return
+    begin = RayParams.__init__
+
+    def begin_free(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self.dashboard_agent_listen_port = 0
+
+    RayParams.__init__ = begin_free
+    try:
+        yield
+    finally:
+        RayParams.__init__ = begin
 
 
 def _init(otherwise: str, **options: Any) -> None:
@@ -175,48 +199,23 @@ def _left_at_end(cluster: RayCluster) -> Iterator[None]:
                 ray.shutdown()
 
 
-class _OnNode:
-    """An actor: holds devices of its node, and runs one program there as its child."""
-
-    def __init__(self) -> None:
-        self._program: subprocess.Popen[bytes] | None = None
-        self._told: int | None = None
+class _OnNode(NodeProgram):
+    """The actor that holds devices of its node."""
 
     def host(self) -> str:
-        return _host()
+        import ray
 
-    def run(self, python: str | None, words: Sequence[str], added: Mapping[str, str], output: str) -> int:
-        """Run `python WORDS` to its end, by default with the Python that runs Ray. What it prints goes to `output`.
-
-        The thread that starts a program is the one with which it dies, so the same one waits for it.
-        """
-        if self._told is not None:
-            return -self._told
-        with Path(output).open("ab") as stream:
-            self._program = subprocess.Popen(
-                [python or sys.executable, *words],
-                env={**os.environ, **added},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=stop_with_parent,
-            )
-        return self._program.wait()
-
-    def send(self, number: int) -> None:
-        self._told = number
-        if self._program is not None and self._program.poll() is None:
-            self._program.send_signal(number)
+        return str(ray.util.get_node_ip_address())
 
 
 class Group:
     """The program of each node of one job, with the devices it holds; a context that gives them back.
 
-    A group of one node lives wherever there is room; one of several has each on a node of its own.
+    A group of one node lives wherever there is room, but on nodes to `avoid`; one of several has each on a node of
+    its own.
     """
 
-    def __init__(self, share: Share, *, nodes: int = 1) -> None:
+    def __init__(self, share: Share, *, nodes: int = 1, avoid: Collection[str] = ()) -> None:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -224,10 +223,12 @@ class Group:
         self.share, self.nodes = share, nodes
         self._bundles: Any = None
         remote = ray.remote(max_concurrency=3, num_cpus=share.cpus, num_gpus=share.gpus)(_OnNode)
-        options: list[dict[str, Any]] = [{}]
+        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"} if avoid else {}
+        options: list[dict[str, Any]] = [{"label_selector": elsewhere}]
         if nodes > 1:
             bundle = {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
-            self._bundles = placement_group([bundle] * nodes, strategy="STRICT_SPREAD")
+            where = [elsewhere] * nodes
+            self._bundles = placement_group([bundle] * nodes, strategy="STRICT_SPREAD", bundle_label_selector=where)
             options = [
                 {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._bundles, index)}
                 for index in range(nodes)
@@ -344,6 +345,8 @@ def _loss_of(end: Any) -> str:
 
     try:
         ray.get(end, timeout=0)
+    except ray.exceptions.RayTaskError as error:
+        return f"a node could not start it: {_last_line(error)}"
     except ray.exceptions.RayError as error:
         return f"a node or its actor is gone ({type(error).__name__})"
     return ""
@@ -351,47 +354,49 @@ def _loss_of(end: Any) -> str:
 
 def refuse_unfit(nodes: Sequence[RayNode], folder: Path) -> None:
     """Refuse nodes that cannot write to a folder or do not have voxscale. Raises every finding."""
+    asked = ask_nodes(nodes, folder)
+    findings = [finding for node in nodes if (finding := read_answer(node, asked[node], folder, wait_s=PLACE_S))]
+    if findings:
+        raise InfrastructureError.from_findings(findings, fix=_SAME_EVERYWHERE)
+
+
+def ask_nodes(nodes: Sequence[RayNode], folder: Path) -> dict[RayNode, Any]:
+    """Ask nodes whether they have voxscale and can write to a folder."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(num_cpus=0, max_retries=0)(_look)
-    asked = {
-        node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(str(folder))
-        for node in nodes
-    }
-    findings = []
-    for node, answer in asked.items():
-        try:
-            if not ray.get(answer, timeout=PLACE_S):
-                findings.append(f"{node.host}: cannot write to {folder}, which all nodes have to share")
-        except ray.exceptions.RayTaskError as error:
-            findings.append(f"{node.host}: cannot run voxscale: {_first_line(error)}")
-        except ray.exceptions.RayError:  # gone, though Ray has not noticed for a while: nothing is placed there
-            continue
-    if findings:
-        raise InfrastructureError.from_findings(findings, fix=_SAME_EVERYWHERE)
+    there = {node: NodeAffinitySchedulingStrategy(node.id, soft=False) for node in nodes}
+    return {node: look.options(scheduling_strategy=there[node]).remote(str(folder)) for node in nodes}
+
+
+def read_answer(node: RayNode, answer: Any, folder: Path, *, wait_s: float) -> str | None:
+    """What keeps a node from taking part, nothing if it is empty; None where it has not answered in time."""
+    import ray
+
+    try:
+        can_write = ray.get(answer, timeout=wait_s)
+    except ray.exceptions.GetTimeoutError:
+        return None
+    except ray.exceptions.RayTaskError as error:
+        return f"{node.host}: cannot run voxscale: {_last_line(error)}"
+    except ray.exceptions.RayError:  # gone, though Ray has not noticed for a while: nothing is placed there
+        return ""
+    return "" if can_write else f"{node.host}: cannot write to {folder}, which all nodes have to share"
 
 
 def _look(folder: str) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _host() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
-
-
-def stopped_within(group: Group, seconds: float, cluster: RayCluster) -> bool:
-    """Ask a group to save and end, and wait for what is left of it; not for a cluster that is gone."""
-    group.stop()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and cluster.answers:
-        if group.have_ended(wait_s=_SLICE_S):
-            return True
-    return False
-
-
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    return _lines(error)[0]
+
+
+def _last_line(error: Exception) -> str:
+    """Of what a node raised: before it comes where it did."""
+    return _lines(error)[-1]
+
+
+def _lines(error: Exception) -> list[str]:
+    return [line.strip()[:300] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -91,15 +91,25 @@ def parse_address(address: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def refuse_silent(address: str, host: str, port: int) -> None:
-    """Ray itself would wait for minutes."""
+def refuse_silent(address: str, host: str, port: int, deadline: float) -> None:
+    """Refuse a place where nothing listens, by each of its addresses. Ray itself would wait for minutes."""
+    why = ""
     try:
-        socket.create_connection((host, port), timeout=ANSWER_S).close()
-    except OSError as error:
-        raise InfrastructureError(
-            f"Ray at {address}: does not answer ({error.strerror or error})",
-            fix="start the cluster with `ray start --head`, or leave --address out: one is started for you",
-        ) from error
+        for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family) as probe:
+                probe.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    probe.connect(where)
+                except OSError as error:
+                    why = why or str(error.strerror or error)
+                else:
+                    return
+    except OSError as error:  # a name that nobody knows
+        why = str(error.strerror or error)
+    raise InfrastructureError(
+        f"Ray at {address}: does not answer ({why})",
+        fix="start the cluster with `ray start --head`, or leave --address out: one is started for you",
+    )
 
 
 def token_source(environ: Mapping[str, str]) -> str | None:
@@ -132,12 +142,12 @@ def credentials(environ: Mapping[str, str]) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "disabled" if token_source(environ) is None else "token"}
 
 
-def check_token(address: str, source: str | None) -> None:
+def check_token(address: str, source: str | None, deadline: float) -> None:
     """Refuse a cluster that does not take our token, which is from `source`, and warn of one that asks for none."""
     nameless = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     with ThreadPoolExecutor(2) as pool:
         as_we_are, as_nobody = pool.map(
-            lambda environ: _health(address, environ),
+            lambda environ: _health(address, environ, deadline),
             (dict(os.environ), {**nameless, "RAY_AUTH_MODE": "disabled"}),
         )
     if as_we_are == _REFUSED:
@@ -152,11 +162,12 @@ def check_token(address: str, source: str | None) -> None:
         print(f"warning: {_OPEN_CLUSTER}", file=sys.stderr, flush=True)
 
 
-def _health(address: str, environ: Mapping[str, str]) -> str:
+def _health(address: str, environ: Mapping[str, str], deadline: float) -> str:
     """Whether a cluster answers us."""
     command = [sys.executable, "-c", RAY_PROGRAM, "health-check", "--address", address]
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        left = max(0.01, deadline - time.monotonic())
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=left, check=False)
     except subprocess.TimeoutExpired:
         return _SILENT
     if done.returncode == 0:

@@ -33,9 +33,16 @@ class Share:
         return f"{gpus}{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}"
 
     def fits(self, node: RayNode) -> int:
-        """How many of them a node has room for."""
-        rooms = [have / want for have, want in ((node.cpus, self.cpus), (node.gpus, self.gpus)) if want]
-        return int(min(rooms, default=1) + 1e-9)
+        """How many of them a node has room for. A share of a GPU is of one: of 0.3 there are three on each."""
+        rooms = [_times(node.cpus, self.cpus)] if self.cpus else []
+        if self.gpus:
+            shared = 0 < self.gpus < 1
+            rooms.append(int(node.gpus) * _times(1.0, self.gpus) if shared else _times(node.gpus, self.gpus))
+        return min(rooms, default=1)
+
+
+def _times(have: float, want: float) -> int:
+    return int(have / want + 1e-9)
 
 
 @dataclass(frozen=True)

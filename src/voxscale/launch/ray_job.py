@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,14 @@ def refuse_with_ray(*, on: str, plain: bool) -> None:
         findings.append("--with-ray and --plain: expected one of them; with Ray the script is started once, too")
     if findings:
         raise ConfigError.from_findings(findings, fix="voxscale launch SCRIPT --on slurm --with-ray --nodes N")
+
+
+def interpreter_here(site: Site, python: Sequence[str]) -> str | None:
+    """The interpreter of a job, where it can be seen from here; elsewhere the job says itself what it lacks."""
+    if site.container is not None or site.modules or site.conda is not None:
+        return None
+    chosen = f"{site.venv}/bin/python" if site.venv is not None and python[0] == "python" else python[0]
+    return chosen if shutil.which(chosen) is not None else None
 
 
 def check_ray_interpreter(python: str, environ: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from voxscale.launch.local import SAVE_TIME_S, profile_words
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.outcome import judge, node_failures, read_failure, read_state, unsaid
 from voxscale.launch.ranks import OUT_OF_MEMORY
-from voxscale.launch.ray import Group, RayCluster, RayNode, Share, connected, refuse_unfit, stopped_within
+from voxscale.launch.ray import Group, RayCluster, RayNode, Share, connected, refuse_unfit
 from voxscale.launch.sbatch import DEBUG_COMMUNICATION, Request
 from voxscale.plan.resources import Machine
 from voxscale.runs import ON_RAY, RunFolder, error_files
@@ -277,9 +277,17 @@ def run_group(
             show()
         lost = group.lost()
         if lost or stop.signalled:
-            stopped_within(group, SAVE_TIME_S + 5, cluster)
+            _stop_within(SAVE_TIME_S + 5, group, cluster)
         show()
         return GroupEnd(tuple(lost), stop.reason)
+
+
+def _stop_within(seconds: float, group: Group, cluster: RayCluster) -> None:
+    """Ask a group to save and end, and wait for what is left of it; not for a cluster that is gone."""
+    group.stop()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and cluster.answers and not group.have_ended(wait_s=_LOOK_S):
+        pass
 
 
 class _Stopped(Exception):

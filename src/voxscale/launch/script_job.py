@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from voxscale.launch.cluster_run import announce
 from voxscale.launch.container import is_of_image
 from voxscale.launch.follow import failure_of, follow
 from voxscale.launch.placing import check_place, look_at_nodes, make_request
-from voxscale.launch.ray_job import check_ray_interpreter, render_with_ray
+from voxscale.launch.ray_job import check_ray_interpreter, interpreter_here, render_with_ray
 from voxscale.launch.sbatch import (
     Job,
     Placement,
@@ -175,11 +174,8 @@ def _raise_ended(run: RunFolder, state: JobState | None, jobs: Sequence[Submitte
 def _check_interpreter(
     script: Script, site: Site, python: Sequence[str], environ: Mapping[str, str], *, with_ray: bool
 ) -> None:
-    """Refuse an interpreter without torch, or Ray, where it can be seen from here; elsewhere the job says so itself."""
-    if script.plain or site.container is not None or site.modules or site.conda is not None:
-        return
-    chosen = f"{site.venv}/bin/python" if site.venv is not None and python[0] == "python" else python[0]
-    if shutil.which(chosen) is not None:
+    """Refuse an interpreter without torch, or Ray, where it can be seen from here."""
+    if not script.plain and (chosen := interpreter_here(site, python)) is not None:
         (check_ray_interpreter if with_ray else check_interpreter)(chosen, environ)
 
 
