@@ -29,12 +29,14 @@ def stories(draw: st.DrawFn) -> list[Event]:
     """What a driver could write: trials in order, and anything about those that are there; also after their end."""
     events: list[Event] = []
     count = 0
-    for kind in draw(st.lists(st.sampled_from(["trial", "start", "lost", "verdict", "end", "stop"]), max_size=25)):
+    for kind in draw(
+        st.lists(st.sampled_from(["trial", "start", "lost", "verdict", "end", "again", "stop"]), max_size=25)
+    ):
         if kind == "trial":
             events.append(("trial", {"trial": count, "configuration": count, "seed": 0, "params": draw(PARAMS)}))
             count += 1
         elif kind == "stop":
-            events.append(("stop", {"reason": "SIGTERM", "steps": {}}))
+            events.append(("stop", {"reason": "SIGTERM", "steps": {"0": 3}}))
         elif count:
             events.append((kind, {"trial": draw(st.integers(0, count - 1)), **draw(_details(kind))}))
     return events
@@ -43,6 +45,7 @@ def stories(draw: st.DrawFn) -> list[Event]:
 def _details(kind: str) -> st.SearchStrategy[dict[str, Any]]:
     fields: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "start": {"attempt": st.integers(1, 3)},
+        "again": {},
         "lost": {"why": TEXTS},
         "verdict": {"rung": st.integers(1, 9), "value": VALUES, "stopped": st.booleans()},
         "end": {
@@ -51,6 +54,7 @@ def _details(kind: str) -> st.SearchStrategy[dict[str, Any]]:
             "steps": st.integers(0, 99),
             "wall_s": st.floats(0, 1e6),
             "why": TEXTS,
+            "lost": st.booleans(),
         },
     }
     return st.fixed_dictionaries(fields[kind])
@@ -119,10 +123,16 @@ def is_whole(line: bytes) -> bool:
 
 @given(events=stories())
 @settings(max_examples=100, deadline=None)
-def test_a_trial_that_has_ended_never_changes(events: list[Event]) -> None:
+def test_a_trial_that_has_ended_never_changes_but_to_be_tried_again(events: list[Event]) -> None:
     ended: dict[int, dict[str, Any]] = {}
     for length in range(len(events) + 1):
-        for trial in record_of(events[:length]).trials:
+        trials = record_of(events[:length]).trials
+        kind, fields = events[length - 1] if length else ("", {})
+        if kind == "again" and ended.get(fields["trial"], {}).get("was_lost"):
+            before, now = ended.pop(fields["trial"]), asdict(trials[fields["trial"]])
+            assert (now["state"], now["why"]) == ("waiting", "")
+            assert now["losses"] == before["losses"]
+        for trial in trials:
             if trial.index in ended:
                 assert asdict(trial) == ended[trial.index]
             if trial.has_ended:

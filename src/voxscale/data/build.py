@@ -124,6 +124,11 @@ def store_key(manifest: Manifest, data: Data) -> str:
     return hashlib.sha256(identity).hexdigest()[:24]
 
 
+def built_cases(folder: Path) -> list[str]:
+    """The cases that are in a store, or in what an interrupted build has left of one."""
+    return [path.name for path in (folder / "cases").iterdir() if not path.name.startswith(".")]
+
+
 def _stamp(path: Path) -> tuple[int, int, int]:
     try:
         status = path.stat()

@@ -12,7 +12,7 @@ from voxscale.config.load import differences, read_config, render_config
 from voxscale.config.models import OwnOptions
 from voxscale.config.own import find_function
 from voxscale.config.schema import Config
-from voxscale.data.build import prepare, store_key, store_root
+from voxscale.data.build import built_cases, prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
 from voxscale.data.doctor import check_outcomes, find_duplicates
 from voxscale.data.findings import WARNING, Finding, refuse_errors
@@ -151,6 +151,15 @@ def data_key(config: Config, environ: Mapping[str, str]) -> str:
 
 def _store_key(config: Config, environ: Mapping[str, str]) -> str:
     return store_key(find_cases(config.data, store_root(config.data, environ)), config.data)
+
+
+def count_prepared(config: Config, environ: Mapping[str, str]) -> int:
+    """How many cases of a config are prepared and kept, also of a store that is not whole yet."""
+    root = store_root(config.data, environ)
+    try:
+        return len(built_cases(root / store_key(find_cases(config.data, root), config.data)))
+    except (OSError, DataError):  # there are none yet
+        return 0
 
 
 def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:

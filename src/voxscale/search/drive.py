@@ -27,7 +27,8 @@ from voxscale.runs import RunFolder, SearchFolder, error_file
 from voxscale.search.driver import Driver
 from voxscale.search.ledger import Ledger
 from voxscale.search.opening import OpenedSearch, draft_search, prepare_search, write_search
-from voxscale.search.results import read_finished, render_outcome, wall_s_of, write_results
+from voxscale.search.reached import noted_progress
+from voxscale.search.results import best_of_search, read_finished, render_outcome, wall_s_of, write_results
 from voxscale.search.screen import Screen, open_screen
 from voxscale.train.ownership import claimed
 from voxscale.train.stop import StopRequest
@@ -52,7 +53,7 @@ def search_here(
         return metrics, render_outcome(folder.root, metrics)
     stop = StopRequest(None)
     with stop.on_signals(), connected(address, environ, look_at_machine()) as cluster:
-        with stop.at_once():
+        with noted_progress(folder, config, environ), stop.at_once():
             opened = prepare_search(config, folder, cluster.nodes, environ, fresh=fresh)
         if folder.exists and not opened.held:
             move_aside(RunFolder(folder.root))
@@ -80,7 +81,7 @@ def _drive(
         state = "failed"
         try:
             driver.run()
-            state = "done"
+            state = "done" if best_of_search(opened, driver.trials) is not None else "failed"
         except StoppedEarly:
             state = "stopped"
             raise

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from voxscale.config.load import read_config, render_config
 from voxscale.config.schema import Config
 from voxscale.config.search import Asha
 from voxscale.errors import ConfigError, DataError, NotFiniteError, OutOfMemoryError, StoppedEarly
-from voxscale.files import read_json, write_text
-from voxscale.launch.batch import copy_programs
-from voxscale.launch.folder import draft_run, open_run
-from voxscale.launch.machine import look_at_machine
+from voxscale.files import read_json
 from voxscale.launch.outcome import node_failures, read_failure, read_state
-from voxscale.launch.ray import PLACE_S, Group, LostHeadError, RayCluster, look_at_nodes
+from voxscale.launch.ray import PLACE_S, Group, LostHeadError, RayCluster
 from voxscale.launch.ray_run import node_words, worker_words
 from voxscale.launch.sbatch import Request
 from voxscale.plan.plan import Plan
 from voxscale.runs import ON_RAY, RunFolder
 from voxscale.search.asha import Halving
+from voxscale.search.configs import TrialConfigs
 from voxscale.search.ledger import (
     DONE,
     FAILED,
@@ -41,19 +38,18 @@ from voxscale.search.ledger import (
     read_ledger,
     stopped_trials,
 )
-from voxscale.search.opening import OpenedSearch, capacity
+from voxscale.search.opening import OpenedSearch
 from voxscale.search.progress import Progress, best_value
+from voxscale.search.reached import note_reached
+from voxscale.search.room import Room
 from voxscale.search.samplers import Seen, propose
-from voxscale.search.space import with_params
 from voxscale.search.standing import Pace, described, time_left_s
 from voxscale.train.ownership import is_live
 from voxscale.train.stop import StopRequest
 
 _LOOK_S = 0.2
-_ASK_S = 3.0  # between two questions for the cluster's nodes
 _HOPELESS = (ConfigError, DataError, NotFiniteError, OutOfMemoryError)  # the same start would come to the same end
 _MOST_UNBEGUN = 20  # starts of a trial on nodes that were gone
-_CHOICES = ("precision", "compile", "channels_last")
 
 
 @dataclass
@@ -97,12 +93,13 @@ class Driver:
         self.trials = record.trials
         self.progress = {trial.index: self._progress_of(trial) for trial in self.trials}
         self.running: dict[int, Started] = {}
-        self._base = opened.config
+        self._configs = TrialConfigs(opened)
         self._verdicts = record.verdicts
         self._halving: Halving | None = None
         self._warned: set[str] = set()
-        self._capacity, self._asked = 0, -math.inf
+        self._room = Room(opened.share, opened.folder.root, cluster.nodes, say)
         self._unbegun: dict[int, int] = {}
+        self._unprepared: list[Config] = []
         self._save_time_s = save_time_s
         self._began = time.monotonic()
 
@@ -112,7 +109,7 @@ class Driver:
             if not trial.has_ended and trial.name in stopped_trials(self._verdicts):  # an earlier driver was killed
                 self._end(trial, DONE if read_state(self.opened.folder.trial(trial.index)) == "done" else PRUNED)
             elif trial.may_be_tried_again(self.search.retries):
-                trial.state = WAITING
+                trial.try_again()
                 self._ledger.write("again", trial=trial.index)
         try:
             while not self._is_over():
@@ -144,7 +141,9 @@ class Driver:
 
     def _start_what_fits(self) -> None:
         while (
-            not self._stop.signalled and len(self.running) < self.room() and (not self.running or self._learn_choices())
+            not self._stop.signalled
+            and len(self.running) < self.room()
+            and (not self.running or self._configs.learn(self.trials))
         ):
             trial = self._next_trial()
             if trial is None:
@@ -153,11 +152,8 @@ class Driver:
 
     def room(self) -> int:
         """How many trials may run at once; nodes may have come or gone."""
-        now = time.monotonic()
-        if now - self._asked >= _ASK_S:
-            self._capacity, self._asked = capacity(self.opened.share, look_at_nodes()), now
         most = self.search.max_concurrent
-        return self._capacity if most == "auto" else min(self._capacity, most)
+        return self._room.trials() if most == "auto" else min(self._room.trials(), most)
 
     def _next_trial(self) -> Trial | None:
         """The first that waits, unless ranks of an earlier start still save its state; else a new one."""
@@ -190,7 +186,11 @@ class Driver:
     def _start(self, trial: Trial) -> None:
         run = self.opened.folder.trial(trial.index)
         try:
-            self._open(trial, run)
+            with self._stop.at_once():
+                self._configs.open(trial, self._environ, self._warn_once)
+        except StoppedEarly:  # while its data were prepared; now the others save
+            self._unprepared.append(self._configs.of(trial))
+            return
         except (ConfigError, DataError) as error:
             self._end(trial, FAILED, error.message)
             return
@@ -199,7 +199,7 @@ class Driver:
             return
         request = Request(devices=self.opened.ranks, gpus=bool(self.opened.share.gpus))
         reports = run.next_reports(ON_RAY)
-        group = Group(self.opened.share)
+        group = Group(self.opened.share, avoid=self._room.avoided)
         words = node_words(run, request, reports, worker_words(run, request, reports))
         group.start(words, self._environ, [reports / "node-0000.out"])
         trial.state = RUNNING
@@ -209,32 +209,6 @@ class Driver:
         self.running[trial.index] = Started(
             trial, run, group, reports, time.monotonic(), self.progress[trial.index].step
         )
-
-    def _open(self, trial: Trial, run: RunFolder) -> None:
-        """Make the trial's run folder, or take up the one that is there."""
-        config = with_params(self._base, {**trial.params, "train.seed": self._base.train.seed + trial.seed})
-        if run.exists:  # what was settled for it stays
-            held = read_config(run.asked)
-            train = {name: getattr(held.train, name) for name in _CHOICES}
-            config = config.model_copy(update={"train": config.train.model_copy(update=train)})
-        draft = draft_run(config, run.root, self.opened.machine, devices=str(self.opened.ranks))
-        open_run(draft, look_at_machine(), self._environ, split=self.opened.folder.split, warn=self._warn_once)
-        copy_programs(run)
-
-    def _learn_choices(self) -> bool:
-        """Take over what the first trial has measured to be best (precision, compilation, layout): trials that compute
-        in different ways would not compare. Returns whether it is known."""
-        shared = [name for name in _CHOICES if f"train.{name}" not in self.search.space]
-        if not _unsettled(self._base, shared):
-            return True
-        for trial in self.trials:
-            run = self.opened.folder.trial(trial.index)
-            if run.exists and not _unsettled(config := read_config(run.config), shared):
-                choice = {name: getattr(config.train, name) for name in shared}
-                self._base = self._base.model_copy(update={"train": self._base.train.model_copy(update=choice)})
-                write_text(self.opened.folder.config, render_config(self._base))
-                return True
-        return False
 
     # watching
 
@@ -344,8 +318,10 @@ class Driver:
             self.running.clear()
         for progress in self.progress.values():
             progress.look()
-        self._ledger.write("stop", reason=self._stop.reason)
-        write_text(self.opened.folder.steps, f"{sum(progress.step for progress in self.progress.values())}\n")
+        steps = {trial.name: self.progress[trial.index].step for trial in self.trials}
+        waiting = {trial.name: steps[trial.name] for trial in self.trials if not trial.has_ended}
+        self._ledger.write("stop", reason=self._stop.reason, steps=waiting)
+        note_reached(self.opened.folder, sum(steps.values()), self._unprepared, self._environ)
         ended = sum(trial.has_ended for trial in self.trials)
         raise StoppedEarly(
             f"stopped by {self._stop.reason}; {ended} of {self.opened.num_trials} trials have ended, "
@@ -378,7 +354,7 @@ class Driver:
         return f" ({ended} of {self.opened.num_trials} ended{leader})"
 
     def _of_seed(self, trial: Trial) -> str:
-        return f", seed {self._base.train.seed + trial.seed}" if self.search.seeds > 1 else ""
+        return f", seed {self._configs.of(trial).train.seed}" if self.search.seeds > 1 else ""
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -387,10 +363,6 @@ class Driver:
 
     def _progress_of(self, trial: Trial) -> Progress:
         return Progress(self.opened.folder.trial(trial.index).events, self.opened.metric)
-
-
-def _unsettled(config: Config, names: Sequence[str]) -> bool:
-    return any(getattr(config.train, name) == "auto" for name in names)
 
 
 def _validations(plan: Plan) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from voxscale.config.load import render_config
 from voxscale.config.schema import Config, PerDevice
+from voxscale.config.search import Search
 from voxscale.config.site import Site
 from voxscale.errors import InfrastructureError
 from voxscale.files import remove, write_text
@@ -28,8 +29,8 @@ from voxscale.launch.placing import (
     with_scratch,
     within_limit,
 )
-from voxscale.launch.ray import RayNode
-from voxscale.launch.ray_job import render_with_ray
+from voxscale.launch.ray import RayNode, Share
+from voxscale.launch.ray_job import check_ray_interpreter, interpreter_here, render_with_ray
 from voxscale.launch.sbatch import (
     Job,
     Placement,
@@ -42,7 +43,7 @@ from voxscale.launch.sbatch import (
     signal_before_limit_s,
 )
 from voxscale.runs import RunFolder, SearchFolder
-from voxscale.search.opening import check_unprepared, draft_search, section_of, share_of_trial
+from voxscale.search.opening import check_unprepared, continued_search, draft_search, share_of_trial
 
 _WRITE_S = 5  # of the time to save, for the driver itself
 _STEPS = 'cat "$run/launch/steps" 2>/dev/null || echo 0'  # changes whenever there is something new to continue from
@@ -73,10 +74,13 @@ def draft_search_job(
     request = make_request(place, PerDevice(per_device=1), nodes_of)
     place = replace(place, site=with_code(within_limit(place.site, request, nodes_of), code))
     node = _node_of(place.site, request)
-    _refuse_too_large(config, node)
-    check_unprepared(config, folder, node, environ)
+    share, ranks = _share_of(continued_search(config, folder, fresh=fresh), node)
+    if fresh or not folder.exists:
+        check_unprepared(config, folder, share, ranks, environ)
     binds = [*binds_for(config, root, environ, place.site), *code]
     check_place(place.site, request, binds, nodes_of)
+    if (python := interpreter_here(place.site, python_words(binds, place.site, gpus=request.gpus))) is not None:
+        check_ray_interpreter(python, environ)
     if is_of_one_node(root):
         print(f"warning: {root}: nodes rarely share this folder; choose another with --run", file=sys.stderr)
     return SearchJob(folder, config, search_job(root, place.site, request, binds), place, nodes_of)
@@ -132,9 +136,9 @@ def _node_of(site: Site, request: Request) -> RayNode:
     return RayNode("", "a node", cpus_per_task(site, request), request.devices if request.gpus else 0)
 
 
-def _refuse_too_large(config: Config, node: RayNode) -> None:
+def _share_of(search: Search, node: RayNode) -> tuple[Share, int]:
     try:
-        share_of_trial(section_of(config).per_trial, [node])
+        return share_of_trial(search.per_trial, [node])
     except InfrastructureError as error:
         error.fix += "; or ask for more of each node with --devices"
         raise

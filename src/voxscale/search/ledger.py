@@ -50,6 +50,9 @@ class Trial:
         """Whether it failed for being lost too often, and may now be lost more often."""
         return self.state == FAILED and self.was_lost and self.losses < retries
 
+    def try_again(self) -> None:
+        self.state, self.why, self.was_lost = WAITING, "", False
+
 
 @dataclass
 class Record:
@@ -115,8 +118,8 @@ def _take_in(record: Record, row: dict[str, Any], path: Path) -> None:
             record.verdicts.append(Verdict(str(row["trial"]), row["rung"], value, row["stopped"]))
         case "lost" if not record.trials[row["trial"]].has_ended:
             record.trials[row["trial"]].losses += 1
-        case "again":
-            record.trials[row["trial"]].state = WAITING
+        case "again" if record.trials[row["trial"]].was_lost:
+            record.trials[row["trial"]].try_again()
         case "end" if not record.trials[row["trial"]].has_ended:
             trial = record.trials[row["trial"]]
             trial.state, trial.value, trial.why = row["state"], row["value"], row["why"]

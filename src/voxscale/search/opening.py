@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from voxscale.config.load import differences, plain, read_config, render_config
 from voxscale.config.schema import Config
@@ -13,8 +14,8 @@ from voxscale.config.search import PerTrial, Search
 from voxscale.data.build import store_root
 from voxscale.data.cases import Case
 from voxscale.data.formats import check_source
-from voxscale.data.outcomes import Outcomes, make_outcomes
-from voxscale.data.split import write_split
+from voxscale.data.outcomes import Outcomes, make_outcomes, target_strata
+from voxscale.data.split import split_cases, write_split
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_text
@@ -22,14 +23,18 @@ from voxscale.launch.folder import check_task, is_prepared, load_cases, prepare_
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import RayNode, Share
 from voxscale.plan.plan import split_batch
-from voxscale.plan.resources import Machine, resolve
+from voxscale.plan.resources import Machine, resolve, with_threads
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.ledger import read_ledger
 from voxscale.search.samplers import propose
 from voxscale.search.space import MAX_CHECKED, check_space, with_params
 from voxscale.train.ownership import refuse_if_live
 
-_FREE_TO_CHANGE = ("retries", "max_concurrent", "per_trial", "trials", "metric", "mode")
+if TYPE_CHECKING:
+    from voxscale.tasks import Task
+
+_FREE_TO_CHANGE = ("retries", "max_concurrent", "trials")
+_SETTLED = ("per_trial", "metric", "mode")  # what is asked for may be another word for it
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class OpenedSearch:
     """A search that is ready to be driven: its trials, what each holds of a node, and its base config."""
 
     folder: SearchFolder
-    config: Config
+    asked: Config
+    config: Config  # what it was settled to
     search: Search
     share: Share
     ranks: int
@@ -77,31 +83,44 @@ def prepare_search(
 
     Everything is checked, and nothing written but the store.
     """
-    search = section_of(config)
+    search = continued_search(config, folder, fresh=fresh)
     share, ranks = share_of_trial(search.per_trial, nodes)
     if folder.exists and not fresh:
-        held = read_config(folder.config)
-        then = section_of(held)
-        search = search.model_copy(update={"metric": then.metric, "mode": then.mode})
-        held = held.model_copy(update={"search": search, **{name: getattr(config, name) for name in ("log", "track")}})
-        return OpenedSearch(folder, held, search, share, ranks, held=True)
+        free = {"search": search, **{name: getattr(config, name) for name in ("log", "track")}}
+        held = read_config(folder.config).model_copy(update=free)
+        return OpenedSearch(folder, config, held, search, share, ranks, held=True)
     store, cases, outcomes = _prepared(config, environ)
-    config = _settled(config, store, outcomes, environ)
-    opened = OpenedSearch(folder, config, section_of(config), share, ranks, cases=cases)
-    for settled in _refuse_indivisible(opened):
-        check_task(settled, store, cases, outcomes)
+    settled = _settled(config, _task_of(config, store, outcomes), environ, share, ranks)
+    opened = OpenedSearch(folder, config, settled, section_of(settled), share, ranks, cases=cases)
+    for point in _refuse_indivisible(opened):
+        check_task(point, store, cases, outcomes)
     return opened
 
 
-def check_unprepared(config: Config, folder: SearchFolder, node: RayNode, environ: Mapping[str, str]) -> None:
-    """Check a search for a Ray of such nodes as far as it can be told now, the data being prepared there if need be."""
+def continued_search(config: Config, folder: SearchFolder, *, fresh: bool) -> Search:
+    """The search that is asked for; of one that is there, as it was settled, with what may change in it."""
+    asked = section_of(config)
+    return asked if fresh or not folder.exists else _changed(section_of(read_config(folder.config)), asked)
+
+
+def _changed(held: Search, asked: Search) -> Search:
+    """A search with what may change in it, such as more trials, as it is asked for now."""
+    room = held.per_trial.model_copy(update={"cpus": asked.per_trial.cpus})
+    return held.model_copy(update={"per_trial": room, **{name: getattr(asked, name) for name in _FREE_TO_CHANGE}})
+
+
+def check_unprepared(
+    config: Config, folder: SearchFolder, share: Share, ranks: int, environ: Mapping[str, str]
+) -> None:
+    """Check a new search as far as it can be told now, the data being prepared by its job if need be."""
     if config.data.synthetic is None:
         check_source(config.data)
-    share, ranks = share_of_trial(section_of(config).per_trial, [node])
-    _refuse_indivisible(OpenedSearch(folder, config, section_of(config), share, ranks))
+    _refuse_indivisible(OpenedSearch(folder, config, config, section_of(config), share, ranks))
     if is_prepared(config, environ):
         store, _, outcomes = _prepared(config, environ)
-        _settled(config, store, outcomes, environ)
+        _settled(config, _task_of(config, store, outcomes), environ, share, ranks)
+    elif (task := _task_unprepared(config, environ)) is not None:
+        _settled(config, task, environ, share, ranks)
 
 
 def write_search(opened: OpenedSearch) -> None:
@@ -119,17 +138,18 @@ def write_search(opened: OpenedSearch) -> None:
         _write_changed(opened)
         return
     RunFolder(folder.root).make()
-    write_text(folder.asked, render_config(opened.config))
+    write_text(folder.asked, render_config(opened.asked))
     write_split(folder.split, opened.cases)
     write_text(folder.config, render_config(opened.config))
 
 
 def _write_changed(opened: OpenedSearch) -> None:
-    """What may change in a search that is continued, such as more trials, is from now on what it asks for."""
+    """What may change in a search that is continued is from now on what it asks for."""
     for file in (opened.folder.asked, opened.folder.config):
         config = read_config(file)
-        if config.search != opened.search:
-            write_text(file, render_config(config.model_copy(update={"search": opened.search})))
+        search = _changed(section_of(config), opened.search)
+        if config.search != search:
+            write_text(file, render_config(config.model_copy(update={"search": search})))
 
 
 def _prepared(config: Config, environ: Mapping[str, str]) -> tuple[Store, list[Case], Outcomes | None]:
@@ -185,36 +205,61 @@ def share_of_trial(per_trial: PerTrial, nodes: Sequence[RayNode]) -> tuple[Share
     return share, max(1, math.floor(devices))
 
 
-def capacity(share: Share, nodes: Sequence[RayNode]) -> int:
-    """How many trials there is room for at once."""
-    return sum(share.fits(node) for node in nodes)
-
-
 def section_of(config: Config) -> Search:
     if config.search is None:
         raise ConfigError("search: missing; expected what to search", fix="add a `search:` section with a `space`")
     return config.search
 
 
-def _settled(config: Config, store: Store, outcomes: Outcomes | None, environ: Mapping[str, str]) -> Config:
-    """What trials share: one place for the store, and the metric that chooses each one's best model."""
+def _task_of(config: Config, store: Store, outcomes: Outcomes | None) -> Task:
+    from voxscale.tasks import build_outcome_task, build_task
+
+    return build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
+
+
+def _task_unprepared(config: Config, environ: Mapping[str, str]) -> Task | None:
+    """The task, where the config and its table tell it without a look into the volumes."""
+    from voxscale.tasks import build_outcome_task, build_task
+
+    if config.predicts_outcomes and config.data.synthetic is None:
+        manifest = load_cases(config, environ, threads=1)
+        cases = split_cases(manifest.cases, config.data.split, target_strata(config, manifest.cases))
+        return build_outcome_task(config, make_outcomes(config, cases))
+    regions = None if config.predicts_outcomes else config.data.regions
+    return build_task(config, _Declared(regions)) if regions else None
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """Labels as a config's regions name them, before the data can say which there are."""
+
+    regions: Mapping[str, Sequence[int]]
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return tuple(sorted({label for labels in self.regions.values() for label in labels}))
+
+
+def _settled(config: Config, task: Task, environ: Mapping[str, str], share: Share, ranks: int) -> Config:
+    """What trials share, also those of a later start on other nodes: one place for the store, the metric that chooses
+    each one's best model, how many ranks a trial has, and how many threads each of them."""
     search = section_of(config)
     metric = search.metric or config.validation.metric
-    mode = _direction_of(metric, search, config, store, outcomes)
+    mode = _direction_of(metric, search, task)
+    devices = ranks if search.per_trial.devices == "all" else search.per_trial.devices
+    per_trial = search.per_trial.model_copy(update={"devices": devices})
+    config = with_threads(config, max(1, int(share.cpus)), devices=ranks)
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={"store": str(store_root(config.data, environ))}),
             "validation": config.validation.model_copy(update={"metric": metric}),
-            "search": search.model_copy(update={"metric": metric, "mode": mode}),
+            "search": search.model_copy(update={"metric": metric, "mode": mode, "per_trial": per_trial}),
         }
     )
 
 
-def _direction_of(metric: str, search: Search, config: Config, store: Store, outcomes: Outcomes | None) -> str:
+def _direction_of(metric: str, search: Search, task: Task) -> str:
     """Whether more or less of a metric is better, as its task says. Refuses one that it does not report."""
-    from voxscale.tasks import Task, build_outcome_task, build_task
-
-    task: Task = build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
     known = task.choosable()
     if metric not in known:
         raise ConfigError(
@@ -232,22 +277,21 @@ def _direction_of(metric: str, search: Search, config: Config, store: Store, out
 
 def _refuse_other(folder: SearchFolder, config: Config) -> None:
     """A search is continued with the config it began with; more trials, or other room for them, are no difference."""
-    asked, then = config, read_config(folder.asked)
+    asked, then, held = config, read_config(folder.asked), read_config(folder.config)
     found = differences(_without_search(asked), _without_search(then))
-    if not differences(_without_search(asked), _without_search(read_config(folder.config))):
+    if not differences(_without_search(asked), _without_search(held)):
         found = []  # as it was settled
     here, there = plain(section_of(asked)), plain(section_of(then))
-    names = [name for name in here if name not in _FREE_TO_CHANGE]
+    names = [name for name in here if name not in (*_FREE_TO_CHANGE, *_SETTLED)]
     found += [f"search.{name} is {there[name]} there, {here[name]} here" for name in names if here[name] != there[name]]
-    devices = [section_of(each).per_trial.devices for each in (asked, then)]
-    if devices[0] != devices[1]:
-        found.append(f"search.per_trial.devices is {devices[1]} there, {devices[0]} here")
-    metrics = [section_of(each).metric or each.validation.metric for each in (asked, then)]
-    if metrics[0] != metrics[1]:
-        found.append(f"search.metric is {metrics[1]} there, {metrics[0]} here")
-    mode = section_of(asked).mode
-    if mode not in ("auto", section_of(then).mode):
-        found.append(f"search.mode is {section_of(then).mode} there, {mode} here")
+    now, *before = (section_of(each).per_trial.devices for each in (asked, then, held))
+    if now not in before:
+        found.append(f"search.per_trial.devices is {before[1]} there, {now} here")
+    metric, settled = (section_of(each).metric or each.validation.metric for each in (asked, held))
+    if metric != settled:
+        found.append(f"search.metric is {settled} there, {metric} here")
+    if section_of(asked).mode not in ("auto", section_of(held).mode):
+        found.append(f"search.mode is {section_of(held).mode} there, {section_of(asked).mode} here")
     begun = math.ceil(
         len(read_ledger(folder.ledger).trials) / section_of(then).seeds
     )  # more than at first, if extended

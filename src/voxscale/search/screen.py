@@ -44,7 +44,9 @@ def open_screen(log: str) -> Iterator[Screen]:
 
 def render_table(driver: Driver) -> Any:
     """Running trials first, then the best; above them how far the search is, and how long it may take yet."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     ended = sum(trial.has_ended for trial in driver.trials)
     left = driver.time_left_s()
@@ -52,7 +54,7 @@ def render_table(driver: Driver) -> Any:
     best = leader(driver.trials, driver.progress, driver.search.direction)
     words += [f"best trial {best[0]}: {best[1]:.4f}"] if best is not None else []
     words += [f"about {clock(left)} left"] if left is not None else []
-    table = Table(title=" · ".join(words), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for name in ("trial", "state", "step", driver.opened.metric, "values"):
         table.add_column(name)
     for trial in _shown(driver):
@@ -67,7 +69,7 @@ def render_table(driver: Driver) -> Any:
             described(trial.params),
             style=style,
         )
-    return table
+    return Group(Text(" · ".join(words), style="bold"), table)  # a title would be broken to the table's width
 
 
 def _shown(driver: Driver) -> list[Trial]:
