@@ -319,7 +319,7 @@ def test_a_name_with_several_addresses_is_given_one_deadline(monkeypatch: pytest
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [one, one, one])
         began = time.monotonic()
         with pytest.raises(InfrastructureError, match=r"does not answer \(timed out\)"):
-            refuse_silent("many:1", "many", 1, began + 0.4)
+            refuse_silent("many:1", "many", 1, 0.4)
     assert time.monotonic() - began < 0.8
 
 
@@ -333,7 +333,7 @@ def test_a_server_that_never_answers(
     done = cli_here("train", write_config(), "--on", "ray", "--address", address, "--run", tmp_path / "run")
     assert done.code == 4, done.err
     assert f"Ray at {address}: does not answer as Ray does within 10 s" in done.err
-    assert time.monotonic() - began < 14
+    assert time.monotonic() - began < 18
     assert not (tmp_path / "run").exists()
 
 

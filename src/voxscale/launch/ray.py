@@ -19,7 +19,6 @@ from typing import Any, Self
 
 from voxscale.errors import InfrastructureError, VoxscaleError
 from voxscale.launch.ray_access import (
-    ANSWER_S,
     check_token,
     credentials,
     deaf,
@@ -129,11 +128,10 @@ def _own_cluster(machine: Machine) -> Iterator[None]:
 @contextlib.contextmanager
 def _joined(address: str, environ: Mapping[str, str]) -> Iterator[None]:
     host, port = parse_address(address)
-    deadline = time.monotonic() + ANSWER_S
-    refuse_silent(address, host, port, deadline)
+    left_s = refuse_silent(address, host, port)
     source = token_source(environ)
     with variables(**credentials(environ)):
-        check_token(address, source, deadline)
+        check_token(address, source, left_s)
         _init(f"Ray at {address}: cannot be joined", address=address)
         yield
 
@@ -211,8 +209,7 @@ class _OnNode(NodeProgram):
 class Group:
     """The program of each node of one job, with the devices it holds; a context that gives them back.
 
-    A group of one node lives wherever there is room, but on nodes to `avoid`; one of several has each on a node of
-    its own.
+    A group of one node lives wherever there is room but on nodes to `avoid`; one of several has each on its own.
     """
 
     def __init__(self, share: Share, *, nodes: int = 1, avoid: Collection[str] = ()) -> None:
@@ -375,14 +372,14 @@ def read_answer(node: RayNode, answer: Any, folder: Path, *, wait_s: float) -> s
     import ray
 
     try:
-        can_write = ray.get(answer, timeout=wait_s)
+        cannot = f"{node.host}: cannot write to {folder}, which all nodes have to share"
+        return "" if ray.get(answer, timeout=wait_s) else cannot
     except ray.exceptions.GetTimeoutError:
         return None
     except ray.exceptions.RayTaskError as error:
         return f"{node.host}: cannot run voxscale: {_last_line(error)}"
     except ray.exceptions.RayError:  # gone, though Ray has not noticed for a while: nothing is placed there
         return ""
-    return "" if can_write else f"{node.host}: cannot write to {folder}, which all nodes have to share"
 
 
 def _look(folder: str) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import is_locked, locked
-from voxscale.launch.ray_process import RAY_PROGRAM
+from voxscale.launch.ray_process import ASK_PROGRAM
 
 _PREFIX, _LOCK = "vx-", "lock"
 _NEW_S = 60.0  # a lock may be about to be taken; and a killed cluster's own processes need the folder to end
@@ -91,9 +91,12 @@ def parse_address(address: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def refuse_silent(address: str, host: str, port: int, deadline: float) -> None:
-    """Refuse a place where nothing listens, by each of its addresses. Ray itself would wait for minutes."""
-    why = ""
+def refuse_silent(address: str, host: str, port: int, patience_s: float = ANSWER_S) -> float:
+    """Refuse a place where nothing listens, whichever of its addresses is tried. Returns what is left of the patience.
+
+    Ray itself would wait for minutes.
+    """
+    why, deadline = "", time.monotonic() + patience_s
     try:
         for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family) as probe:
@@ -103,7 +106,7 @@ def refuse_silent(address: str, host: str, port: int, deadline: float) -> None:
                 except OSError as error:
                     why = why or str(error.strerror or error)
                 else:
-                    return
+                    return max(1.0, deadline - time.monotonic())
     except OSError as error:  # a name that nobody knows
         why = str(error.strerror or error)
     raise InfrastructureError(
@@ -142,12 +145,15 @@ def credentials(environ: Mapping[str, str]) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "disabled" if token_source(environ) is None else "token"}
 
 
-def check_token(address: str, source: str | None, deadline: float) -> None:
-    """Refuse a cluster that does not take our token, which is from `source`, and warn of one that asks for none."""
+def check_token(address: str, source: str | None, patience_s: float) -> None:
+    """Refuse a cluster that does not take our token, which is from `source`, and warn of one that asks for none.
+
+    `patience_s` is the cluster's, not that of the programs that ask it.
+    """
     nameless = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     with ThreadPoolExecutor(2) as pool:
         as_we_are, as_nobody = pool.map(
-            lambda environ: _health(address, environ, deadline),
+            lambda environ: _health(address, environ, patience_s),
             (dict(os.environ), {**nameless, "RAY_AUTH_MODE": "disabled"}),
         )
     if as_we_are == _REFUSED:
@@ -162,17 +168,19 @@ def check_token(address: str, source: str | None, deadline: float) -> None:
         print(f"warning: {_OPEN_CLUSTER}", file=sys.stderr, flush=True)
 
 
-def _health(address: str, environ: Mapping[str, str], deadline: float) -> str:
+def _health(address: str, environ: Mapping[str, str], patience_s: float) -> str:
     """Whether a cluster answers us."""
-    command = [sys.executable, "-c", RAY_PROGRAM, "health-check", "--address", address]
-    try:
-        left = max(0.01, deadline - time.monotonic())
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        return _SILENT
-    if done.returncode == 0:
+    command, pipe = [sys.executable, "-c", ASK_PROGRAM, "health-check", "--address", address], subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, bufsize=0) as asking:
+        if asking.stdout is not None:
+            asking.stdout.readline()
+        try:
+            said = b"".join(asking.communicate(timeout=patience_s)).decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            asking.kill()
+            return _SILENT
+    if asking.returncode == 0:
         return _HEALTHY
-    said = done.stdout + done.stderr
     return _REFUSED if "InvalidAuthToken" in said or "AuthenticationError" in said else _SILENT
 
 

@@ -40,6 +40,8 @@ FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_API_SERVER_ADDRESS", "RAY_REDIS
 # `ray`, without the modules of the folder it is started in, which may be called as those of others
 _APART = "import sys; sys.path[:] = [place for place in sys.path if place]"
 RAY_PROGRAM = f"{_APART}; from ray.scripts.scripts import main; sys.exit(main())"
+# The same, but an empty line comes when it begins: what comes before is the time to import Ray
+ASK_PROGRAM = f"{_APART}; from ray.scripts.scripts import main; print(flush=True); sys.exit(main())"
 # Writes the addresses of the nodes that Ray has, whenever they change, until there are enough
 WATCH_PROGRAM = f"""{_APART}
 import time
