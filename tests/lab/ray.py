@@ -60,9 +60,9 @@ class RayLab:
     it has a single CPU, so that not everything goes there.
     """
 
-    def __init__(self, *, nodes: int, cpus: int = 2, gpus: int = 0, token: bool = True) -> None:
+    def __init__(self, *, nodes: int, cpus: int = 2, token: bool = True) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="vxr-"))
-        self.cpus, self.gpus, self._first_nodes = cpus, gpus, nodes
+        self.cpus, self._first_nodes = cpus, nodes
         self._programs: list[subprocess.Popen[bytes]] = []
         self.environ = {"RAY_AUTH_MODE": "disabled"}
         if token:
@@ -87,8 +87,8 @@ class RayLab:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add_node(self, **variables: str) -> int:
-        """Start a node, and wait for it: several that start at once get into each other's way. GPUs exist in name."""
+    def add_node(self) -> int:
+        """Start a node, and wait for it: several that start at once get into each other's way."""
         number = len(self._programs)
         log = self.root / f"node-{number}.log"
         head = ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.root / 't'}"]
@@ -100,11 +100,10 @@ class RayLab:
             "HOME": str(self.root),
             "RAY_USAGE_STATS_ENABLED": "0",
             **self.environ,
-            **variables,
         }
         with log.open("wb") as stream:
             program = subprocess.Popen(
-                [*words, "--object-store-memory=100000000", *([f"--num-gpus={self.gpus}"] if self.gpus else [])],
+                [*words, "--object-store-memory=100000000"],
                 env={**without_ray(os.environ), **own},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

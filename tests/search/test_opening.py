@@ -14,15 +14,17 @@ from voxscale.config.search import PerTrial
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch.ray import RayNode, Share
 from voxscale.runs import SearchFolder
+from voxscale.search import room
 from voxscale.search.opening import (
     OpenedSearch,
+    check_unprepared,
     draft_search,
     prepare_search,
     section_of,
     share_of_trial,
     write_search,
 )
-from voxscale.search.room import capacity
+from voxscale.search.room import Room, capacity
 
 SEARCH = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1e-2]}}, "trials": 2}
 
@@ -126,3 +128,35 @@ def test_what_a_trial_holds_and_how_many_there_is_room_for(
 def test_a_trial_that_fits_on_no_node(nodes: list[RayNode], per_trial: dict[str, Any], words: str) -> None:
     with pytest.raises(InfrastructureError, match=words):
         share_of_trial(PerTrial(**per_trial), nodes)
+
+
+def test_a_wrong_metric_is_found_before_the_data_are_prepared(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The config names the regions, and so what there is to measure."""
+    folder, fields = SearchFolder(tmp_path / "run"), {"data__store": str(tmp_path / "store")}
+    wrong = read_config(write_config(search={**SEARCH, "metric": "dice/foo"}, **fields))
+    with pytest.raises(ConfigError, match="search.metric: found 'dice/foo', expected one .*: dice/ball"):
+        check_unprepared(wrong, folder, Share(cpus=1), 1, os.environ)
+    check_unprepared(read_config(write_config(search=SEARCH, **fields)), folder, Share(cpus=1), 1, os.environ)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_node_that_joins_has_room_for_trials_once_it_can_run_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known, unfit, slow = (RayNode(name, name, 2, 0) for name in ("known", "unfit", "slow"))
+    alive, answers, said = [known], {"unfit": "unfit: cannot run voxscale: no module", "slow": None}, list[str]()
+    monkeypatch.setattr(room, "_ASK_S", 0.0)
+    monkeypatch.setattr(room, "look_at_nodes", lambda: alive)
+    monkeypatch.setattr(room, "ask_nodes", lambda nodes, _: dict.fromkeys(nodes, "asked"))
+    monkeypatch.setattr(room, "read_answer", lambda node, *_, **__: answers[node.id])
+    of_trials = Room(Share(cpus=1), tmp_path, [known], said.append)
+    assert (of_trials.trials(), of_trials.avoided) == (2, set())
+    alive += [unfit, slow]
+    assert (of_trials.trials(), of_trials.avoided) == (2, {"unfit", "slow"})
+    answers["slow"] = ""
+    assert (of_trials.trials(), of_trials.avoided) == (4, {"unfit"})
+    assert said == ["warning: unfit: cannot run voxscale: no module; the search goes on without it"]
+    alive.remove(known)
+    assert of_trials.trials() == 2

@@ -274,33 +274,6 @@ def test_what_is_refused_without_a_job_where_the_data_are_prepared(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_metric_is_refused_before_the_data_are_prepared(
-    slurm: SlurmLab, cli_here: Cli, config: Path, tmp_path: Path
-) -> None:
-    """The config names the regions, and so what there is to measure."""
-    words = (f"data.store={tmp_path / 'store'}", "search.metric=dice/foo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
-        done = cli_here("search", config, "--run", tmp_path / "run", *ON_SLURM, *words)
-    assert done.code == 2, done.err
-    assert "search.metric: found 'dice/foo', expected one that trials are chosen by: dice/ball" in done.err
-    assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "store").exists()
-
-
-def test_an_interpreter_without_ray_is_refused_without_a_job(
-    slurm: SlurmLab, cli_here: Cli, config: Path, tmp_path: Path
-) -> None:
-    (python := tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    python.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
-        done = cli_here("search", config, "--run", tmp_path / "run", *ON_SLURM, f"site.python={python}")
-    assert done.code == 4, done.err
-    assert f"{python}: no ray in it" in done.err
-    assert not (tmp_path / "run").exists()
-
-
 def test_no_slurm_on_this_machine(cli_here: Cli, config: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
@@ -357,18 +330,6 @@ def test_a_job_that_adds_no_step_is_not_queued_again(desk: Desk) -> None:
     said = next(folder.glob("launch/*.out")).read_text()
     assert "nothing new was saved before the time limit, so the job is not queued again" in said
     assert desk.slurm.show(job)["Restarts"] == "0"
-
-
-@pytest.mark.cluster
-def test_a_job_of_which_nothing_comes_has_failed(desk: Desk) -> None:
-    """What was to come after it does not start."""
-    config = desk.seat.write("hopeless.yaml", search={"space": {"optimizer.lr": {"grid": [2e37]}}})
-    folder = desk.seat.folder / "hopeless"
-    job = desk.submit(config, folder)
-    assert desk.slurm.await_state(job, "COMPLETED", "FAILED", timeout=120) == "FAILED"
-    assert metrics(folder)["state"] == "failed"
-    assert "none of 1 trials came to a value of dice/mean" in next(folder.glob("launch/*.out")).read_text()
-    assert desk.listed(folder.parent)[str(folder)]["state"] == "failed"
 
 
 @pytest.mark.cluster
