@@ -36,6 +36,7 @@ from voxscale.tasks.concordance import auc_at, auc_metric, harrell_c, harrell_me
 from voxscale.tasks.hazard import BaselineHazard, CensoringCurve
 from voxscale.tasks.resampling import Metric, bootstrap, resamples
 from voxscale.tasks.summary import drawn
+from voxscale.tasks.survival import Survival
 
 SAME = {"rel": 1e-9, "abs": 1e-9}
 
@@ -202,19 +203,30 @@ def test_brier_of_awkward_cohorts(train: Cohort, test: Cohort, before: int, seed
     assert_same(brier_at(horizon, test.time, test.event, survival, censoring), or_none(oracle))
 
 
-def test_calibration_agrees_with_lifelines() -> None:
-    train, test = train_and_test("ties in time")
-    test, horizon = test.take(slice(0, 200)), 700.0
-    survival = curves(train)[1].survival([horizon], test.risk)[:, 0]
-    rows = calibration_rows(horizon, test.time, test.event, survival)
-    groups = np.array_split(np.argsort(survival), 5)
-    assert [row.cases for row in rows] == [40] * 5
-    for row, group in zip(rows, groups, strict=True):
-        observed = KaplanMeierFitter().fit(test.time[group], test.event[group]).predict(horizon)
-        assert row.observed == pytest.approx(float(observed), **SAME)
-        assert row.predicted == pytest.approx(float(survival[group].mean()), **SAME)
-    differences = [abs(row.predicted - (row.observed or 0.0)) for row in rows]
-    assert calibration_error(horizon, test.time, test.event, survival) == pytest.approx(np.mean(differences), **SAME)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("events", [None, 1])
+def test_calibration_agrees_with_lifelines(kind: str, events: int | None) -> None:
+    """Groups of a fifth each, by predicted survival; equal predictions in the group that the first of them is in."""
+    train, test = train_and_test(kind)
+    test = test if events is None else with_events(test, events)
+    for horizon in horizons(test):
+        survival = curves(train)[1].survival([horizon], test.risk)[:, 0]
+        lower = (survival[:, None] > survival).sum(axis=1)
+        groups = [np.flatnonzero(lower * 5 // len(test) == number) for number in range(5)]
+        groups = [group for group in groups if len(group)]
+        rows = calibration_rows(horizon, test.time, test.event, survival)
+        assert [row.cases for row in rows] == [len(group) for group in groups]
+        differences = []
+        for row, group in zip(rows, groups, strict=True):
+            curve: float = KaplanMeierFitter().fit(test.time[group], test.event[group]).predict(horizon)
+            known = horizon <= test.time[group].max() or curve == 0  # beyond its end the library goes on level
+            observed = float(curve) if known else None
+            assert_same(row.observed, observed)
+            assert row.predicted == pytest.approx(float(survival[group].mean()), **SAME)
+            differences.append(np.nan if observed is None else len(group) * abs(row.predicted - observed))
+        expected = float(np.sum(differences)) / len(test)
+        found = calibration_error(horizon, test.time, test.event, survival)
+        assert_same(found, None if np.isnan(expected) else expected)
 
 
 def test_calibration_tells_a_true_model_from_a_skewed_one() -> None:
@@ -265,18 +277,18 @@ def test_the_undefined_is_none() -> None:
 def test_times_to_integrate_over_lie_within_what_both_cohorts_know() -> None:
     for kind in KINDS:
         train, test = train_and_test(kind)
-        grid = integration_times(test.time, curves(train)[0])
+        grid = integration_times(test.time, curves(train)[0].known_to)
         assert grid is not None and len(grid) == 100
         assert (grid >= test.time.min()).all() and (grid < test.time.max()).all()
         assert (curves(train)[0].at(grid) > 0).all()
-    assert integration_times([], curves(train)[0]) is None
-    assert integration_times([7.0, 7.0], curves(train)[0]) is None
+    assert integration_times([], curves(train)[0].known_to) is None
+    assert integration_times([7.0, 7.0], curves(train)[0].known_to) is None
 
 
 def all_metrics(train: Cohort, test: Cohort, at: list[float]) -> dict[str, Metric]:
     censoring, baseline = curves(train)
     rows = (test.time, test.event)
-    grid = integration_times(test.time, censoring)
+    grid = integration_times(test.time, censoring.known_to)
     assert grid is not None
     metrics = {
         "cindex/harrell": harrell_metric(*rows, test.risk),
@@ -294,7 +306,7 @@ def all_metrics(train: Cohort, test: Cohort, at: list[float]) -> dict[str, Metri
 def test_a_resample_by_counts_is_the_cohort_with_rows_repeated(kind: str) -> None:
     train, test = train_and_test(kind)
     test, at = test.take(slice(0, 40)), horizons(test)
-    grid = integration_times(test.time, curves(train)[0])
+    grid = integration_times(test.time, curves(train)[0].known_to)
     assert grid is not None
     metrics = all_metrics(train, test, at)
     found = {name: metric(next(resamples(len(test)))) for name, metric in metrics.items()}
@@ -344,3 +356,43 @@ def test_a_thousand_resamples_of_two_thousand_cases_are_affordable() -> None:
     for entry in outcome.values():
         low, high = entry["ci95"]
         assert low < entry["mean"] < high or entry["mean"] == pytest.approx(low)
+
+
+def test_runs_whose_risks_differ_in_level_alone_score_together_as_each_does() -> None:
+    """Cox fixes no level of risks: a mean of them means nothing on the baseline of one run."""
+    train, test = train_and_test("ties in time")
+    tasks, predicted = [], []
+    for level in (-3.0, 3.0):
+        task = Survival(np.column_stack([train.time, train.event]), {"1y": 365.25})
+        task.learn(rows_of(train, level))
+        tasks.append(task)
+        predicted.append([{**row, **task.predict(np.array([row["risk"]]))} for row in rows_of(test, level)])
+    alone = [task.summarise(rows, full=True) for task, rows in zip(tasks, predicted, strict=True)]
+    together = tasks[0]
+    together.relearn(*(task.learnt() for task in tasks))
+    found = together.summarise([together.average(pair) for pair in zip(*predicted, strict=True)], full=True)
+    assert {"brier/1y", "brier/integrated", "calibration/1y", "cindex/uno"} <= found.keys()
+    for summary in alone:
+        assert {name: entry["mean"] for name, entry in found.items()} == pytest.approx(
+            {name: entry["mean"] for name, entry in summary.items()}, **SAME
+        )
+
+
+def test_integration_ends_where_the_shortest_run_has_a_baseline() -> None:
+    train, test = train_and_test("plain")
+    short = train.take(train.time < np.quantile(test.time, 0.8))
+    runs = []
+    for cohort in (train, short):
+        runs.append(Survival(np.column_stack([cohort.time, cohort.event]), {}))
+        runs[-1].learn(rows_of(cohort, 0.0))
+    runs[0].relearn(*(run.learnt() for run in runs))
+    rows = [runs[0].average([row, row]) for row in rows_of(test, 0.0)]
+    times = integration_times(test.time, short.time.max())
+    curves_of_both = np.mean([curves(each)[1].survival(times, test.risk) for each in (train, short)], axis=0)
+    expected = integrated_brier(times, test.time, test.event, curves_of_both, curves(train)[0])
+    assert runs[0].summarise(rows, full=True)["brier/integrated"]["mean"] == pytest.approx(expected, **SAME)
+
+
+def rows_of(cohort: Cohort, shift: float) -> list[dict[str, float]]:
+    pairs = zip(cohort.time.tolist(), cohort.event.tolist(), (cohort.risk + shift).tolist(), strict=True)
+    return [{"time": time, "event": int(event), "risk": risk} for time, event, risk in pairs]

@@ -139,7 +139,8 @@ def share_cases(cases: Sequence[Case], store: Store, num_ranks: int) -> list[lis
 
 
 def write_cases(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    write_csv(path, ("case", "patient", "split", *columns), rows)
+    header = ("case", "patient", "split", *columns)
+    write_csv(path, header, ({name: row[name] for name in header if name in row} for row in rows))
 
 
 def as_numbers(row: Mapping[str, str], metrics: Sequence[str]) -> Row:

@@ -48,7 +48,7 @@ def predict_together(
     *,
     name: str,
 ) -> Row:
-    """The mean of what the members predict; each takes features as it was trained to. Errors call the case `name`."""
+    """What the members predict together; each takes features as it was trained to. Errors call the case `name`."""
     try:
         rows = [member.predict(image_cxyz, own) for member, own in zip(members, features, strict=True)]
     except FloatingPointError as problem:
@@ -56,7 +56,7 @@ def predict_together(
             f"{name}: {problem} as the output of the network, expected finite numbers",
             fix="look at its image and features; if many cases are named, train anew with a lower optimizer.lr",
         ) from problem
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return members[0].task.average(rows)
 
 
 def centred(image_cxyz: torch.Tensor, size: Shape) -> torch.Tensor:

@@ -106,6 +106,9 @@ class OutcomeTask(Task, Protocol):
     def predict(self, output: NDArray[np.float64]) -> Row:
         """What is predicted for a case, from its raw output (out_channels,)."""
 
+    def average(self, rows: Sequence[Row]) -> Row:
+        """What several runs predict of a case together, from what each predicts."""
+
     def shown(self, row: Row) -> Row:
         """What `voxscale predict` writes of a prediction: e.g. the class beside its probabilities."""
 
@@ -122,7 +125,8 @@ class OutcomeTask(Task, Protocol):
     def learnt(self) -> dict[str, Any]:
         """What was learnt, for a file; `relearn` takes it up again."""
 
-    def relearn(self, content: dict[str, Any]) -> None: ...
+    def relearn(self, *contents: dict[str, Any]) -> None:
+        """What this run has learnt, then what others have with which it is averaged, in the order of `average`."""
 
 
 OUTCOMES: dict[str, Callable[[Config, Outcomes], OutcomeTask]] = {

@@ -48,8 +48,8 @@ def integrated_brier_metric(
     return _mean_metric(errors, started=followed <= grid[0], lasting=followed > grid[-1])
 
 
-def integration_times(time: ArrayLike, censoring: CensoringCurve, *, points: int = 100) -> Array | None:
-    """Even times over the middle 90 % of a cohort's follow-up, as far as training rows tell how many were censored.
+def integration_times(time: ArrayLike, known_to: float, *, points: int = 100) -> Array | None:
+    """Even times over the middle 90 % of a cohort's follow-up, as far as training rows tell.
 
     Not over all of it: the score would hang on the few who were followed longest and be undefined for most resamples.
     """
@@ -57,7 +57,7 @@ def integration_times(time: ArrayLike, censoring: CensoringCurve, *, points: int
     if not len(followed):
         return None
     low, high = np.quantile(followed, [0.05, 0.95]).tolist()
-    high = min(high, censoring.known_to)
+    high = min(high, known_to)
     return np.linspace(low, high, points) if low < high else None
 
 

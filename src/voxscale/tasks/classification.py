@@ -19,7 +19,7 @@ from voxscale.tasks.choosing import refuse_metric
 from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import summarise_scores
 from voxscale.tasks.scores import confusion_matrix, score_classes, score_labels
-from voxscale.tasks.summary import Row, Summary
+from voxscale.tasks.summary import Row, Summary, mean_row
 
 Array = NDArray[np.float64]
 _WHOLE = ("accuracy", "balanced_accuracy", "calibration_error")  # of exclusive classes one number, of labels one each
@@ -116,6 +116,9 @@ class Classification:
         shares = values.softmax(0) if self.exclusive else values.sigmoid()
         return dict(zip(self._probabilities, shares.tolist(), strict=True))
 
+    def average(self, rows: Sequence[Row]) -> Row:
+        return mean_row(rows)
+
     def shown(self, row: Row) -> Row:
         """Beside the probabilities the class that has the largest, or 0 and 1 for each label."""
         shares = [row[name] for name in self._probabilities]
@@ -134,7 +137,7 @@ class Classification:
     def learnt(self) -> dict[str, Any]:
         return {}
 
-    def relearn(self, content: dict[str, Any]) -> None:
+    def relearn(self, *contents: dict[str, Any]) -> None:
         return
 
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:

@@ -18,7 +18,7 @@ from voxscale.tasks.choosing import refuse_metric
 from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import summarise_scores
 from voxscale.tasks.scores import score_numbers
-from voxscale.tasks.summary import Row, Summary
+from voxscale.tasks.summary import Row, Summary, mean_row
 
 Array = NDArray[np.float64]
 
@@ -81,6 +81,9 @@ class Regression:
         values = output * self._scale + self._mean
         return {f"predicted/{name}": float(value) for name, value in zip(self.names, values, strict=True)}
 
+    def average(self, rows: Sequence[Row]) -> Row:
+        return mean_row(rows)
+
     def shown(self, row: Row) -> Row:
         return {name.removeprefix("predicted/"): value for name, value in row.items()}
 
@@ -93,7 +96,7 @@ class Regression:
     def learnt(self) -> dict[str, Any]:
         return {}
 
-    def relearn(self, content: dict[str, Any]) -> None:
+    def relearn(self, *contents: dict[str, Any]) -> None:
         return
 
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:

@@ -48,6 +48,11 @@ def drawn(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
 
 
+def mean_row(rows: Sequence[Row]) -> Row:
+    """The mean of each number of rows that have the same."""
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+
 def metric_value(summary: Mapping[str, Mapping[str, Any]], metric: str) -> float | None:
     """The mean of a metric, or None where it is undefined."""
     return float(summary[metric]["mean"]) if metric in summary else None

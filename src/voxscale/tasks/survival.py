@@ -24,10 +24,11 @@ from voxscale.tasks.cox import Ties, cox_loss
 from voxscale.tasks.hazard import BaselineHazard, CensoringCurve
 from voxscale.tasks.own import OwnLoss
 from voxscale.tasks.resampling import Metric, bootstrap
-from voxscale.tasks.summary import Row, Summary
+from voxscale.tasks.summary import Row, Summary, mean_row
 
 Array = NDArray[np.float64]
 _FOLLOWED = 0.95
+_RISKS = "risks"  # of each of several runs; no column
 
 
 class Survival:
@@ -52,7 +53,7 @@ class Survival:
         self._own = own
         self.couples_samples = own is None or own.options.batch
         self._censoring = CensoringCurve.fit(training[:, 0], training[:, 1])
-        self._baseline: BaselineHazard | None = None
+        self._baselines: tuple[BaselineHazard, ...] = ()
         # Later events would weigh too much: hardly anyone is followed that long.
         self._tau = max(self.horizons.values(), default=float(np.quantile(training[:, 0], _FOLLOWED)))
 
@@ -95,7 +96,7 @@ class Survival:
 
     def details(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Calibration: for each horizon, groups by predicted survival beside what Kaplan and Meier observe of them."""
-        if self._baseline is None or not rows:
+        if not self._baselines or not rows:
             return {}
         time, event = _column(rows, "time"), _column(rows, "event")
         tables = {
@@ -113,26 +114,31 @@ class Survival:
 
     def predict(self, output: Array) -> Row:
         risk = float(output[0])
-        if self._baseline is None:
+        if not self._baselines:
             return {"risk": risk}
-        survival = self._baseline.survival(list(self.horizons.values()), [risk])[0].tolist()
+        survival = self._baselines[0].survival(list(self.horizons.values()), [risk])[0].tolist()
         return {"risk": risk, **dict(zip(self._survivals, survival, strict=True))}
 
+    def average(self, rows: Sequence[Row]) -> Row:
+        """Each run's risk stays known: it means something on its own baseline alone."""
+        each = {_RISKS: [row["risk"] for row in rows]} if len(rows) > 1 else {}
+        return {**mean_row(rows), **each}
+
     def shown(self, row: Row) -> Row:
-        return row
+        return {name: value for name, value in row.items() if name != _RISKS}
 
     def known(self, target: Array) -> Row:
         return {"time": float(target[0]), "event": int(target[1])}
 
     def learn(self, rows: Sequence[Row]) -> None:
         """The baseline hazard, by Breslow, from the risks of the training cases."""
-        self._baseline = BaselineHazard.fit(*(_column(rows, name) for name in ("time", "event", "risk")))
+        self._baselines = (BaselineHazard.fit(*(_column(rows, name) for name in ("time", "event", "risk"))),)
 
     def learnt(self) -> dict[str, Any]:
-        return {} if self._baseline is None else {"baseline": self._baseline.as_json()}
+        return {"baseline": self._baselines[0].as_json()} if self._baselines else {}
 
-    def relearn(self, content: dict[str, Any]) -> None:
-        self._baseline = BaselineHazard.from_json(content["baseline"])
+    def relearn(self, *contents: dict[str, Any]) -> None:
+        self._baselines = tuple(BaselineHazard.from_json(content["baseline"]) for content in contents)
 
     def summarise(self, rows: Sequence[Row], *, full: bool) -> Summary:
         if not rows:
@@ -144,23 +150,31 @@ class Survival:
         }
         for name, horizon in self.horizons.items():
             metrics[f"auc/{name}"] = auc_metric(horizon, time, event, risk, self._censoring)
-        if full and self._baseline is not None:
-            metrics |= self._probability_metrics(rows, self._baseline)
+        if full and self._baselines:
+            metrics |= self._probability_metrics(rows)
         summary = bootstrap(metrics, len(rows))
         return {name: summary[name] for name in self.metrics(full=full) if name in summary}
 
-    def _probability_metrics(self, rows: Sequence[Row], baseline: BaselineHazard) -> dict[str, Metric]:
-        time, event, risk = (_column(rows, name) for name in ("time", "event", "risk"))
+    def _probability_metrics(self, rows: Sequence[Row]) -> dict[str, Metric]:
+        time, event = _column(rows, "time"), _column(rows, "event")
         metrics: dict[str, Metric] = {}
         for column, (name, horizon) in zip(self._survivals, self.horizons.items(), strict=True):
             survival = _column(rows, column)
             metrics[f"brier/{name}"] = brier_metric(horizon, time, event, survival, self._censoring)
             metrics[f"calibration/{name}"] = calibration_metric(horizon, time, event, survival)
-        times = integration_times(time, self._censoring)
+        known_to = min(self._censoring.known_to, *(baseline.follow_up for baseline in self._baselines))
+        times = integration_times(time, known_to)
         if times is not None:
-            over_time = baseline.survival(times, risk)
+            over_time = self._curves(rows, times)
             metrics["brier/integrated"] = integrated_brier_metric(times, time, event, over_time, self._censoring)
         return metrics
+
+    def _curves(self, rows: Sequence[Row], times: Array) -> Array:
+        """(n, times) predicted survival: of several runs the mean, each from its own risks on its own baseline."""
+        risks = np.array([row.get(_RISKS, [row["risk"]]) for row in rows], np.float64)
+        curves = [baseline.survival(times, of_run) for baseline, of_run in zip(self._baselines, risks.T, strict=True)]
+        mean: Array = np.mean(curves, axis=0)
+        return mean
 
     @property
     def _survivals(self) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ def evaluate_run(
         with joined(world, backend=choose_backend(config, device), device=device, timeout_s=config.train.timeout_s):
             for each in loaded:
                 _learn(each, world, environ)
+            if loaded[0].task.learns_from:  # it measures what all predict together
+                loaded[0].task.relearn(*(each.task.learnt() for each in loaded))
             previews = Previews(loaded[0].task, store, count=config.validation.previews)
             measure = previews.of(of_outcomes([each.member for each in loaded], store, outcomes))
             rows = evaluate_cases(measure, store, cases, world=world, device=device, show_progress=True)
