@@ -366,14 +366,20 @@ def test_an_encoder_goes_from_one_task_to_another(cli_here: Cli, write: Callable
     encoder = [name for name in start if name.startswith("encoder.")]
     assert all((start[name] == after[name]).all() for name in encoder)
     assert cli_here("train", write("survival"), *extra, "--run", freed).code == 0
-    assert cli_here("train", write("survival"), *extra, "--run", held).code == 0
-    assert losses(held) == losses(freed), "interrupted as the freeze ended"
-    end = load_checkpoint(held / "checkpoints" / "last").model
-    assert any((start[name] != end[name]).any() for name in encoder)
     other = cli_here("train", write("survival"), *extra, "model.width=8", "--run", tmp_path / "other")
     assert other.code == 2
     assert "train.init_from: found no layer that fits the encoder" in other.err
     assert not (tmp_path / "other").exists()
+    source.rename(tmp_path / "moved")
+    for _ in ("resumed", "done already"):
+        again = cli_here("train", write("survival"), *extra, "--run", held)
+        assert again.code == 0, again.err
+    assert losses(held) == losses(freed), "interrupted as the freeze ended"
+    end = load_checkpoint(held / "checkpoints" / "last").model
+    assert any((start[name] != end[name]).any() for name in encoder)
+    anew = cli_here("train", write("survival"), *extra, "--run", tmp_path / "anew")
+    assert (anew.code, (tmp_path / "anew").exists()) == (2, False)
+    assert f"train.init_from {source}: found nothing there" in anew.err
 
 
 def edited(cohort: Path, folder: Path, change: Callable[[list[dict[str, str]]], None]) -> Path:
@@ -501,7 +507,7 @@ def _other(role: str) -> str:
         ("validate.horizons=[year]", "expected a number and a unit of d, w, m or y"),
         ("validate.metric=brier/2y", "as the others are measured of the best model alone"),
         ("loss.name=mse", "loss: found mse, expected cox for survival"),
-        ("train.init_from=nowhere", "train.init_from nowhere: found nothing there"),
+        ("train.init_from=nowhere", "nowhere: found nothing there, expected a run that has trained"),
         ("train.freeze={encoder: 3}", "found 3 epochs of 3; expected fewer"),
         ("data.regions={a: [1]}", "expected with segmentation alone"),
     ],

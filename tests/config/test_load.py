@@ -37,11 +37,13 @@ def test_json_is_accepted(tmp_path: Path) -> None:
     assert read_config(path).optimizer.name == "sgd"
 
 
-def test_source_is_relative_to_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     path = tmp_path / "sub" / "c.yaml"
-    path.write_text("data: {source: ../d}\n")
-    assert read_config(path).data.source == str(tmp_path / "d")
+    path.write_text("data: {source: ../d}\ntrain: {init_from: ../runs/first}\n")
+    config = read_config(path)
+    assert config.data.source == str(tmp_path / "d")
+    assert config.train.init_from == str(tmp_path / "runs" / "first")
 
 
 def test_overrides_reach_any_field() -> None:
@@ -194,8 +196,9 @@ def test_paths_on_the_command_line_are_relative_to_where_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = make({}, "data.source=here")
+    config = make({}, "data.source=here", "train.init_from=first")
     assert (config.data.source, make({}).data.source) == (str(tmp_path / "here"), "/base/d")
+    assert (config.train.init_from, make({}).train.init_from) == (str(tmp_path / "first"), None)
 
 
 def test_what_is_found_is_quoted_in_a_line_that_can_be_read() -> None:

@@ -25,11 +25,12 @@ from lab.containers import Apptainer, with_program, write_archive
 from lab.slurm import SlurmLab, until
 from lab.trained import LONG
 from voxscale.config.data import Synthetic
-from voxscale.config.load import check_section, read_config
+from voxscale.config.load import check_section, make_config, read_config
 from voxscale.config.site import Container, Site, read_site
 from voxscale.data.synthetic import ensure_like
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.launch import needs
+from voxscale.launch.batch import binds_of
 from voxscale.launch.cluster_run import binds_for
 from voxscale.launch.container import (
     all_binds,
@@ -66,6 +67,15 @@ def test_outermost_folders_hold_all_and_not_each_other(folders: list[Path]) -> N
     assert all(any(folder.is_relative_to(other) for other in kept) for folder in folders)
     assert not any(one != other and one.is_relative_to(other) for one in kept for other in kept)
     assert set(kept) <= set(folders)
+
+
+def test_the_run_that_training_begins_with_is_bound_as_long_as_it_is_there(tmp_path: Path) -> None:
+    root, first = tmp_path / "runs" / "tuned", tmp_path / "elsewhere" / "first"
+    config = make_config({"data": {"source": "d"}, "train": {"init_from": "elsewhere/first"}}, name="c", base=tmp_path)
+    without = binds_of(config, root, {"HOME": "/home/me"})
+    assert root.parent in without and first not in without
+    first.mkdir(parents=True)
+    assert binds_of(config, root, {"HOME": "/home/me"}) == [*without, first]
 
 
 def test_what_links_lead_to_is_bound_too(tmp_path: Path) -> None:

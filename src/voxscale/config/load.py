@@ -102,7 +102,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and check a config file; `data.source` and `data.store` become absolute, relative to the file."""
+    """Read and check a config file; its paths become absolute: what is relative is so to the file."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -128,12 +128,15 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
         apply_override(content, override)
     config = check_section(Config, content, name)
     given = {override.partition("=")[0] for override in overrides}
-    paths = {
-        field: absolute_path(value, Path() if f"data.{field}" in given else base, f"{name}: data.{field}")
-        for field, value in (("source", config.data.source), ("store", config.data.store))
-        if value is not None
-    }
-    return config.model_copy(update={"data": config.data.model_copy(update=paths)})
+
+    def absolute(field: str, path: str | None) -> str | None:
+        return None if path is None else absolute_path(path, Path() if field in given else base, f"{name}: {field}")
+
+    data, train = config.data, config.train
+    paths = {"source": absolute("data.source", data.source), "store": absolute("data.store", data.store)}
+    start = {"init_from": absolute("train.init_from", train.init_from)}
+    sections = {"data": data.model_copy(update=paths), "train": train.model_copy(update=start)}
+    return config.model_copy(update=sections)
 
 
 def absolute_path(path: str, base: Path, where: str) -> str:

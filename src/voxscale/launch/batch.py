@@ -211,12 +211,13 @@ def prepare_job(root: Path, site: Site, binds: Sequence[Path], words: Sequence[s
 
 def binds_of(config: Config, root: Path, environ: Mapping[str, str], data_files: Sequence[Path] = ()) -> list[Path]:
     """The folders that a run's processes read and write."""
-    source = Path(config.data.source)
+    source, start = Path(config.data.source), Path(config.train.init_from or root)
     return [
         source if source.is_dir() else source.parent,
         *folders_of(data_files),
         store_root(config.data, environ),
         root.parent,
+        *([start] if start.exists() else []),  # a run that has begun no longer needs it
     ]
 
 

@@ -111,6 +111,7 @@ def open_run(
     A file `split` says which cases a new run trains and validates on, rather than its config.
     """
     run, config = draft.run, draft.config
+    check_start(config, run if draft.held else None)
     manifest = load_cases(config, environ, threads=machine.cpus)
     store = prepare_cases(manifest, config, environ, threads=machine.cpus)
     recorded = run.split if draft.held else split
@@ -203,6 +204,15 @@ def split_prepared(cases: Sequence[Case], config: Config, store: Store) -> list[
     return split
 
 
+def check_start(config: Config, begun: RunFolder | None = None) -> None:
+    """Refuse a `train.init_from` that is no trained run; a run that has `begun` needs it only until its first save."""
+    if config.train.init_from is None or (begun is not None and begun.last.exists()):
+        return
+    from voxscale.train.start import find_start
+
+    find_start(Path(config.train.init_from))
+
+
 def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Outcomes | None = None) -> list[Finding]:
     """What the task has to say against config, data and split, it says before anything is written.
 
@@ -210,14 +220,11 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
     """
     from voxscale.tasks import build_outcome_task, build_task
     from voxscale.tasks.own import OwnLoss
-    from voxscale.train.start import find_start
 
     if isinstance(config.model, OwnOptions):
         find_function("model.name", config.model.name)
     if (loss := OwnLoss.of(config.loss)) is not None:
         loss.check()
-    if config.train.init_from is not None:
-        find_start(Path(config.train.init_from))
     test_cases = check_test_cases(cases, config.data.split)
     if config.predicts_outcomes:
         found, findings = examine_outcomes(config, cases)

@@ -24,7 +24,7 @@ from voxscale.data.cases import TEST, VAL
 from voxscale.data.split import num_folds, recorded_cases, split_cases
 from voxscale.errors import ConfigError, VoxscaleError
 from voxscale.files import read_csv, read_json, remove, write_csv, write_json
-from voxscale.launch.folder import OpenedRun, check_task, load_cases, prepare_cases, split_prepared
+from voxscale.launch.folder import OpenedRun, check_start, check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.local import Evaluation, evaluate_local
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.start import commands_for
@@ -38,7 +38,7 @@ def train_folds(
 ) -> dict[str, Any]:
     """Train every fold into a run folder of its own, then bring their scores together. Returns `metrics.json`."""
     count = count_folds(config)
-    _check_folds(config, count, environ)
+    _check_folds(config, root, count, environ)
     RunFolder(root).make()
     remove(RunFolder(root).metrics)  # of an earlier one
     opened = []
@@ -75,8 +75,10 @@ def count_folds(config: Config) -> int:
     return count
 
 
-def _check_folds(config: Config, count: int, environ: Mapping[str, str]) -> None:
+def _check_folds(config: Config, root: Path, count: int, environ: Mapping[str, str]) -> None:
     """What is wrong with any fold is said now rather than after hours."""
+    for fold in range(1, count + 1):
+        check_start(config, RunFolder(root / f"fold-{fold}"))
     cpus = look_at_machine().cpus
     manifest = load_cases(config, environ, threads=cpus)
     for fold in range(1, count + 1):

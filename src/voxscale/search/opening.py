@@ -19,7 +19,7 @@ from voxscale.data.split import split_cases, write_split
 from voxscale.data.store import Store
 from voxscale.errors import ConfigError, InfrastructureError
 from voxscale.files import write_text
-from voxscale.launch.folder import check_task, is_prepared, load_cases, prepare_cases, split_prepared
+from voxscale.launch.folder import check_start, check_task, is_prepared, load_cases, prepare_cases, split_prepared
 from voxscale.launch.machine import look_at_machine
 from voxscale.launch.ray import RayNode, Share
 from voxscale.plan.plan import split_batch
@@ -93,6 +93,7 @@ def prepare_search(
     settled = _settled(config, _task_of(config, store, outcomes), environ, share, ranks)
     opened = OpenedSearch(folder, config, settled, section_of(settled), share, ranks, cases=cases)
     for point in _refuse_indivisible(opened):
+        check_start(point)
         check_task(point, store, cases, outcomes)
     return opened
 
