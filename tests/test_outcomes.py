@@ -125,6 +125,18 @@ def test_interrupted_equals_uninterrupted(
     assert all(name.partition("/")[0] in shown.out for name in metrics[0]["summary"])
 
 
+def test_balance_gives_every_batch_its_share_of_events(
+    cli_here: Cli, cohort: Path, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = cli_here("train", write("survival"), "train.balance=true", "--devices", 1, "--run", tmp_path / "run")
+    assert done.code == 0, done.err
+    events = {row["patient"]: int(row["event"]) for row in csv.DictReader(cohort.open()) if row["Fold_1"] == "train"}
+    batches, share = streams(tmp_path / "run"), sum(events.values()) / len(events)
+    assert [len(batch) for batch in batches] == [8, 8, 4] * 3
+    assert all(abs(sum(events[case] for case in batch) - share * len(batch)) <= 1 for batch in batches)
+    assert len(set(map(tuple, batches))) == len(batches), "cases meet others in every epoch"
+
+
 @pytest.fixture(scope="module")
 def trained(cli_here: Cli, cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `voxscale train cohort.csv`, which finds everything itself."""
@@ -496,7 +508,7 @@ def _other(role: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("fields", "said"),
     [
         ("data.columns.time=tmie", "did you mean 'time'?"),
         (
@@ -510,12 +522,16 @@ def _other(role: str) -> str:
         ("train.init_from=nowhere", "nowhere: found nothing there, expected a run that has trained"),
         ("train.freeze={encoder: 3}", "found 3 epochs of 3; expected fewer"),
         ("data.regions={a: [1]}", "expected with segmentation alone"),
+        (
+            f"model={{name: '{__name__}:build_squares'}}; train.freeze={{encoder: 1}}",
+            "train.freeze: found a network without a part called encoder, expected one",
+        ),
     ],
 )
 def test_configs_that_do_not_fit(
-    field: str, said: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
+    fields: str, said: str, cli_here: Cli, write: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    done = cli_here("train", write("survival"), field, "--run", tmp_path / "run")
+    done = cli_here("train", write("survival"), *fields.split("; "), "--run", tmp_path / "run")
     assert done.code in (2, 3)
     assert said in done.err
     assert not (tmp_path / "run").exists()

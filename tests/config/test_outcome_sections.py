@@ -34,15 +34,25 @@ def test_weights_that_mean_nothing_are_refused(weights: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "field", "said"),
+    ("task", "fields", "said"),
     [
         ("regression", "train.balance=true", "train.balance: found true with task regression; expected with events or"),
+        (
+            "survival",
+            "data.cache.share=rank; train.balance=true",
+            "found true with data.cache.share: rank, which fixes",
+        ),
+        (
+            "segmentation",
+            "train.freeze={encoder: 2}",
+            "train.freeze: found with task segmentation, whose networks have",
+        ),
         ("survival", "validate.horizons=1y", "validate.horizons: found '1y', expected a list in brackets, as [1y]"),
     ],
 )
-def test_fields_that_do_not_fit_the_task_are_refused(task: str, field: str, said: str) -> None:
+def test_fields_that_do_not_fit_the_task_are_refused(task: str, fields: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_config({"task": task, "data": {"source": "."}}, [field], name="c.yaml", base=Path())
+        make_config({"task": task, "data": {"source": "."}}, fields.split("; "), name="c.yaml", base=Path())
     assert said in caught.value.message
 
 

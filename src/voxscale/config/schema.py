@@ -18,7 +18,7 @@ from voxscale.config.base import Fraction, Positive, Section, Seed, Size
 from voxscale.config.data import Data
 from voxscale.config.horizons import Horizon
 from voxscale.config.losses import LOSSES, DiceCEOptions, LossOptions, OwnLossOptions
-from voxscale.config.models import ModelOptions, UNetOptions, size_problems
+from voxscale.config.models import ModelOptions, OwnOptions, UNetOptions, size_problems
 from voxscale.config.search import Search
 from voxscale.config.training import (
     AUGMENT_PRESETS,
@@ -249,14 +249,26 @@ def task_problems(config: Config) -> list[str]:
         problems.append("train.balance: expected with outcomes alone; patches.foreground balances a segmentation")
     if config.task == "regression" and config.train.balance:
         problems.append("train.balance: found true with task regression; expected with events or classes to balance")
+    if config.train.balance and config.data.cache.share == "rank":
+        problems.append(
+            "train.balance: found true with data.cache.share: rank, which fixes each rank's cases; expected all"
+        )
     if config.task != "survival" and config.validation.horizons is not None:
         problems.append(f"validate.horizons: found with task {config.task}; expected with survival alone")
     if config.model.flat and config.train.channels_last is True:
         problems.append("train.channels_last: found true with a network of single slices; expected auto or false")
-    if config.train.freeze is not None and config.train.freeze.encoder >= config.train.epochs:
+    return problems + freeze_problems(config)
+
+
+def freeze_problems(config: Config) -> list[str]:
+    """Without an encoder, or an epoch in which it trains; networks of the user's own are asked when they are built."""
+    freeze, problems = config.train.freeze, []
+    if freeze is not None and not config.predicts_outcomes and not isinstance(config.model, OwnOptions):
         problems.append(
-            f"train.freeze: found {config.train.freeze.encoder} epochs of {config.train.epochs}; expected fewer"
+            "train.freeze: found with task segmentation, whose networks have no encoder apart; expected null"
         )
+    if freeze is not None and freeze.encoder >= config.train.epochs:
+        problems.append(f"train.freeze: found {freeze.encoder} epochs of {config.train.epochs}; expected fewer")
     return problems
 
 

@@ -58,8 +58,7 @@ class Stream:
     `parts` is the world size where each rank has cases of its own, else 1; parts differ by one case at most. `rate`
     is the share of the cases that is held; with `replace` above 0 an epoch visits these only, and after it that
     share of them is exchanged for the next ones in a fixed cycle through all cases. Positions run part after part.
-    `strata`, a number for each case, has each of them spread evenly over an epoch; only for a stream in one part that
-    visits all cases.
+    `strata`, a number for each case, has each of them spread evenly over an epoch; only for a stream in one part.
     """
 
     seed: int

@@ -133,7 +133,7 @@ def open_run(
             refuse_other_world(run, config, draft.world_size)
             write_text(run.config, render_config(config))
     else:
-        _refuse_other_encoder(config, plan, store, outcomes)
+        _check_encoder(config, plan, store, outcomes)
         _write_folder(draft, cases, plan, outcomes)
     return OpenedRun(run, config, cases, store, plan, draft.devices, draft.why, is_done=_is_done(run))
 
@@ -237,16 +237,22 @@ def check_task(config: Config, store: Store, cases: Sequence[Case], outcomes: Ou
     return [*test_cases, *findings]
 
 
-def _refuse_other_encoder(config: Config, plan: Plan, store: Store, outcomes: Outcomes | None) -> None:
-    """What a run is to begin with has to fit its network, which is built for that."""
-    if config.train.init_from is None:
+def _check_encoder(config: Config, plan: Plan, store: Store, outcomes: Outcomes | None) -> None:
+    """What a run is to begin with has to fit its network, and what is held has to be there: it is built for that."""
+    train = config.train
+    if train.init_from is None and train.freeze is None:
         return
+    from voxscale.models.transfer import freeze_encoder
     from voxscale.tasks import Task, build_outcome_task, build_task
     from voxscale.train.job import build_network
     from voxscale.train.start import start_from
 
     task: Task = build_task(config, store) if outcomes is None else build_outcome_task(config, outcomes)
-    start_from(Path(config.train.init_from), build_network(config, plan, task, outcomes))
+    network = build_network(config, plan, task, outcomes)
+    if train.init_from is not None:
+        start_from(Path(train.init_from), network)
+    if train.freeze is not None:
+        freeze_encoder(network, True)
 
 
 def _held_config(run: RunFolder, asked: Config) -> Config:
