@@ -414,10 +414,13 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
         rows[2]["event"] = "2"
         rows[3]["age"] = "inf"
         rows[4]["NIFTI path"] = "images/none.nii.gz"
+        rows[15]["NIFTI path"] = "cut.nii.gz"
         held_out = next(row for row in rows if row["Fold_1"] == "val")
         held_out["smoker"] = "weekly"
 
     table = edited(cohort, tmp_path / "bad", spoil)
+    whole = (cohort.parent / "images" / "P016.nii.gz").read_bytes()
+    (table.parent / "cut.nii.gz").write_bytes(whole[: len(whole) // 2])
     features = "data.columns.features=[age, sex, smoker, calcium]"
     done = cli_here("train", table, features, "--run", tmp_path / "run")
     assert done.code == 3
@@ -428,17 +431,25 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
         "row 5: found 'inf' in 'age', expected a finite number",
         "row 6: found no such file at 'images/none.nii.gz'",
         "found 'weekly' in 'smoker', expected one that a training case has: 'former', 'no', 'yes'",
+        "cut.nii.gz: found",
     ):
-        assert said in done.err
+        assert done.err.count(said) == 1
     assert not (tmp_path / "run").exists()
     diagnosed = cli_here("doctor", table, features, "--json")
     assert diagnosed.code == 3
     codes = [finding["code"] for finding in diagnosed.json["findings"]]
-    assert sorted(codes) == sorted(["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category"])
+    assert sorted(codes) == sorted(
+        ["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category", "unreadable"]
+    )
 
 
 def torn(rows: list[dict[str, str]]) -> None:
     rows[1].update(patient=rows[0]["patient"], Fold_1=_other(rows[0]["Fold_1"]))
+
+
+def of_none(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        row["Fold_1"] = "holdout"
 
 
 def mistyped(rows: list[dict[str, str]]) -> None:
@@ -450,6 +461,7 @@ def mistyped(rows: list[dict[str, str]]) -> None:
     ("spoil", "said"),
     [
         (torn, [rf"patient P001: found in train \({IN_ROW}\) and val \({IN_ROW}\), expected in one split only"]),
+        (of_none, [f"Fold_1: found 'holdout', expected {ROLES}: cases {IN_ROW}, .* and 5 more"]),
         (mistyped, [f"Fold_1: found {what}, expected {ROLES}: cases {IN_ROW}" for what in ("no entry", "'vall'")]),
     ],
 )

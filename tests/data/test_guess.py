@@ -194,6 +194,10 @@ def test_an_override_of_the_fold_keeps_the_split_that_the_table_states(tmp_path:
     gap = _table(tmp_path, ",s", ",train", ",val", ",")
     assert guess_config(gap, tmp_path, {"split": {"val": 0.5}}).content["data"]["split"] == {"val": 0.5}
     assert guess_config(gap, tmp_path, strict=False).content["data"]["split"] == {"column": "s"}
+    odd = _table(tmp_path, ",fold", ",0", ",1")
+    assert guess_config(odd, tmp_path, strict=False).content["data"]["split"] == {"column": "fold"}
+    with pytest.raises(DataError, match="column 'fold': found '0', '1', expected train, and val or test"):
+        guess_config(odd, tmp_path)
 
 
 def test_what_the_user_states_holds(tmp_path: Path) -> None:

@@ -108,15 +108,54 @@ def test_columns_that_tell_the_outcome_the_split_or_the_patient_are_no_features(
     assert _features(stated) == ["subset", "age"], "what the user states holds"
 
 
-def test_a_fold_column_of_other_words_is_refused(tmp_path: Path) -> None:
-    table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4, mySplit=["A", "B", "test"] * 4)
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("NIFTI path,tiem,evnet,sex", "did you mean data.columns.time=tiem and data.columns.event=evnet?"),
+        ("NIFTI path,diagnossis,sex", "did you mean data.columns.classes=diagnossis?"),
+        ("NIFTI path,time,evnet,sex", "no column is called like the event; 'evnet' looks like one"),
+        ("NIFTI pth,time,event,sex", "found no column of images among 'NIFTI pth', 'time', 'event', 'sex'; did you"),
+    ],
+)
+def test_names_that_are_almost_usual_are_offered(header: str, said: str, tmp_path: Path) -> None:
+    save_volume(tmp_path / "a.nii")
+    (tmp_path / "t.csv").write_text(f"{header}\na.nii{',1' * header.count(',')}\n")
     with pytest.raises(DataError) as caught:
-        guess_config(table, tmp_path)
+        guess_config(tmp_path / "t.csv", tmp_path)
+    assert said in caught.value.message
+    assert "'sex' looks" not in caught.value.message
+
+
+def test_a_task_without_its_columns_offers_what_is_called_almost_so(tmp_path: Path) -> None:
+    table = _cohort(tmp_path, time=None, event=None, tiem=TIMES, evnet=EVENTS)
+    with pytest.raises(DataError) as caught:
+        guess_config(table, tmp_path, task="survival")
     assert caught.value.message.splitlines() == [
+        "cohort.csv: data.columns.time: found no column of that kind, expected e.g. time; did you mean 'tiem'?",
+        "cohort.csv: data.columns.event: found no column of that kind, expected e.g. event; did you mean 'evnet'?",
+    ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_fold_column_of_other_words_is_no_random_split(strict: bool, tmp_path: Path) -> None:
+    """Whoever splits by it names every row, beside all else that is wrong."""
+    table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4, mySplit=["A", "B", "test"] * 4, time=[-5, *TIMES[1:]])
+    guess = guess_config(table, tmp_path, strict=strict)
+    assert guess.content["data"]["split"]["column"] == ["Fold_1", "mySplit"]
+    assert guess.said[-2:] == (
         "cohort.csv: column 'Fold_1': found '0', '1', '2', expected train, and val or test",
         "cohort.csv: column 'mySplit': found 'A', 'B', 'test', expected train, and val or test",
-    ]
-    assert "data.split.val=0.2" in caught.value.fix
+    )
+    config = make_config(dict(guess.content), name="guess", base=Path())
+    findings = check_outcomes(load_manifest(config.data, tmp_path).cases, [config])
+    lines = [str(finding) for finding in findings]
+    found = [line for line in lines if line.startswith("data.split.column Fold_1: found '1', expected 'train', 'val'")]
+    assert found[0].endswith(
+        "cases c1 at cohort.csv row 3, c10 at cohort.csv row 12, c4 at cohort.csv row 6, c7 at cohort.csv row 9"
+    )
+    assert "case c0: cohort.csv row 2: found '-5' in 'time', expected a time of 0 or more" in lines
+    assert "data.split={val: 0.2}" in findings[0].fix
+    table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4)
     assert _features(_accepted(table, split={"val": 0.25})) == ["age"]
 
 
@@ -148,7 +187,7 @@ def test_an_empty_cell_however_it_is_written_leaves_the_column_out(empty: str, t
     smokers = [empty if n in (1, 5, 6) else ("no", "yes")[n % 2] for n in range(12)]
     guess = _accepted(_cohort(tmp_path, bmi=[empty, *AGES[1:]], smoker=smokers))
     assert _features(guess) == ["age"]
-    assert "left out: 'bmi' (1 empty cells); 'smoker' (3 empty cells)" in guess.said
+    assert "left out: 'bmi' (1 empty cells: row 2); 'smoker' (3 empty cells: row 3, 7, 8)" in guess.said
 
 
 def test_a_guess_passes_its_own_check(tmp_path: Path) -> None:
@@ -166,9 +205,9 @@ def test_a_guess_passes_its_own_check(tmp_path: Path) -> None:
     assert _features(guess) == ["age"]
     (line,) = (line for line in guess.said if line.startswith("left out: "))
     for why in (
-        "'stage' (1 among numbers that are none, e.g. 'unknown')",
-        "'calcium' (1 among numbers that are none, e.g. 'inf')",
-        "'smoker' (found 'weekly', expected one that a training case has: 'no')",
+        "'stage' (1 among numbers that are none, e.g. 'unknown': row 13)",
+        "'calcium' (1 among numbers that are none, e.g. 'inf': row 13)",
+        "'smoker' (found 'weekly', expected one that a training case has: 'no': row 5)",
         "'surgeon' (found 'dr 3', expected one that a training case has: 'dr 0'",
     ):
         assert why in line

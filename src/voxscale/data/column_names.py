@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ EVENTS = (
     *("event", "events", "eventobserved", "eventstatus", "status", "vitalstatus", "mace", "dead", "death", "died"),
     *("deceased", "osevent", "osstatus", "pfsevent", "pfsstatus", "dfsevent", "dfsstatus"),
 )
+_ALIKE = 0.7
 CLASSES = ("class", "classes", "diagnosis", "category", "grade", "label", "target")
 
 _OUTCOME_PARTS = ("death", "deceased", "surviv", "followup", "censor", "mortality", "dateof", "timeto")
@@ -48,6 +50,16 @@ def columns_called(header: Sequence[str], usual: Sequence[str]) -> list[str]:
     """The columns with the plain name, which is the first; else those with any of the usual names."""
     plain = [column for column in header if word_of(column) == usual[0]]
     return plain or [column for column in header if word_of(column) in usual]
+
+
+def nearest_usual(header: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The column whose name is most like a usual one, if any is."""
+    close = {
+        column: difflib.SequenceMatcher(None, word, found[0]).ratio()
+        for column in header
+        if (found := difflib.get_close_matches(word := word_of(column), usual, n=1, cutoff=_ALIKE))
+    }
+    return max(close, key=lambda column: close[column], default=None)
 
 
 def says_outcome(column: str) -> bool:

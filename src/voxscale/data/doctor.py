@@ -65,9 +65,11 @@ class Diagnosis:
 
 
 def examine_dataset(
-    config: Config, scratch: Path, *, threads: int = 1, build_task: BuildTask | None = None
+    config: Config, scratch: Path, *, threads: int = 1, build_task: BuildTask | None = None, all_folds: bool = True
 ) -> Diagnosis:
     """Read every case in full; generated ones are generated first. `build_task` says what a task of outcomes refuses.
+
+    A split is judged in every fold, or in the config's alone.
 
     Raises DataError only where the source as a whole cannot be used.
     """
@@ -91,10 +93,12 @@ def examine_dataset(
             findings += faults
             facts += [found] if found is not None else []
     findings += _compare_cases(facts, config)
-    findings += _check_split(manifest, facts, config)
+    configs = (
+        [with_fold(config, fold) for fold in range(1, num_folds(config.data.split) + 1)] if all_folds else [config]
+    )
+    findings += _check_split(manifest, facts, configs)
     findings += _check_regions(facts, config)
     if config.predicts_outcomes:
-        configs = [with_fold(config, fold) for fold in range(1, num_folds(config.data.split) + 1)]
         is_whole = not any(finding.level == ERROR for finding in manifest.findings)
         findings += check_outcomes(manifest.cases, configs, build_task if is_whole else None)
     findings = list(dict.fromkeys(findings))
@@ -237,18 +241,18 @@ def _compare_cases(facts: Sequence[Facts], config: Config) -> list[Finding]:
     return findings
 
 
-def _check_split(manifest: Manifest, facts: Sequence[Facts], config: Config) -> list[Finding]:
-    """Whether the cases can be split as asked for, in every fold, without a patient or an image in two parts."""
+def _check_split(manifest: Manifest, facts: Sequence[Facts], configs: Sequence[Config]) -> list[Finding]:
+    """Whether the cases can be split as asked for, in each fold, without a patient or an image in two parts."""
     if not manifest.cases:
         return []  # why there are none has been found already
     labels = {fact.case: fact.labels for fact in facts}
     strata = label_strata(labels)
-    if config.predicts_outcomes:
-        strata = _strata_of_targets(manifest.cases, config)
+    if configs[0].predicts_outcomes:
+        strata = _strata_of_targets(manifest.cases, configs[0])
     images = {fact.case: fact.image_sha256 for fact in facts}
     findings: list[Finding] = []
-    for fold in range(1, num_folds(config.data.split) + 1):
-        split, faults = _split(manifest.cases, with_fold(config, fold), strata)
+    for config in configs:
+        split, faults = _split(manifest.cases, config, strata)
         findings += [*faults, *find_duplicates(split or manifest.cases, images)]
         findings += check_test_cases(split, config.data.split)
         findings += [] if config.predicts_outcomes else _check_classes(split, labels, config)

@@ -96,12 +96,12 @@ def guess_config(
         content = table.as_named(table.read_table(unpacked), columns)
         roles = table.find_roles(content, columns, unpacked.name)
         of_outcomes = roles.label is None or task not in (None, "segmentation")
-        given |= _with_stated_split(
-            given.get("split"), content, unpacked.name, strict=strict, cells_later=of_outcomes or not strict
-        )
+        stated = _with_stated_split(given.get("split"), content, unpacked.name, cells_later=of_outcomes or not strict)
+        given |= stated
         if of_outcomes:
             rows = load_manifest(Data.model_validate(fields | given), scratch).cases
             others, said = _guess_outcomes(unpacked, content, rows, roles, given, task)
+            said += _other_folds(content, unpacked.name) if stated else []
             given |= others.pop("data")
     elif format in ("classes", "cifar10"):
         others = {"task": "classification"}
@@ -280,17 +280,18 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path.name}: cannot be read: {error}", fix="replace the file, or move it away")
 
 
-def _with_stated_split(
-    asked: Any, content: table.Table, name: str, *, strict: bool, cells_later: bool
-) -> dict[str, Any]:
+def _with_stated_split(asked: Any, content: table.Table, name: str, *, cells_later: bool) -> dict[str, Any]:
     """What the table states of the split, with what is asked for besides; nothing where that replaces it.
 
     Cells that say nothing known are refused here, or `cells_later`, with all else that is wrong, by whoever splits.
     """
     if asked is not None and _replaces_split(asked):
         return {}
-    if strict:
-        _refuse_other_folds(content, name)
+    if not cells_later and (problems := _other_folds(content, name)):
+        raise DataError.from_findings(
+            problems,
+            fix="write these words, state the split in data.split (e.g. data.split.val=0.2), or rename the column",
+        )
     stated = _stated_split(content, name, strict=not cells_later)
     return {"split": {**stated, **(asked or {})}} if stated else {}
 
@@ -305,31 +306,28 @@ def _states_split(column: str, cells: Iterable[str]) -> bool:
     return TRAIN in roles and len(roles) > 1 and (None not in roles or says_fold(column))
 
 
-def _refuse_other_folds(content: table.Table, name: str) -> None:
-    """Refuse columns that are called folds but state no split that is known."""
+def _other_folds(content: table.Table, name: str) -> list[str]:
+    """Columns that are called folds but state no split that is known."""
     problems = []
     for column in filter(says_fold, content.columns):
         cells = [row[column].strip() for row in content.rows.values()]
         if not _states_split(column, cells):
             values = ", ".join(map(shown, sorted(set(cells))[:10]))
             problems.append(f"{name}: column {shown(column)}: found {values}, expected train, and val or test")
-    if problems:
-        raise DataError.from_findings(
-            problems,
-            fix="write these words, state the split in data.split (e.g. data.split.val=0.2), or rename the column",
-        )
+    return problems
 
 
 def _stated_split(content: table.Table, name: str, *, strict: bool) -> dict[str, Any]:
     """`data.split` for the columns that hold words for train, val and test, in one spelling each.
 
     Where a few cells are empty, or hold another word, it is refused: to split at random instead could train on test
-    cases. Unless `strict`, it is taken as it is, for whoever splits by it to name what is wrong.
+    cases. Unless `strict`, it is taken as it is, as is any that is called a fold, for whoever splits by it to name what
+    is wrong.
     """
     spelt = {}
     for column in content.columns:
         cells = {number: row[column].strip() for number, row in content.rows.items()}
-        if not _states_split(column, cells.values()):
+        if not _states_split(column, cells.values()) and (strict or not says_fold(column)):
             continue
         known = {number: cell.casefold() for number, cell in cells.items() if cell.casefold() in _SPLIT_WORDS}
         if strict and (wrong := [number for number in cells if number not in known]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from voxscale.data.column_names import (
     EVENTS,
     TIMES,
     columns_called,
+    nearest_usual,
     says_id,
     says_number,
     says_outcome,
@@ -36,6 +37,7 @@ from voxscale.data.split import num_folds, split_cases
 from voxscale.errors import ConfigError, DataError
 
 _MOST_CATEGORIES = 20
+_MOST_ROWS = 10  # that are named
 _FOLLOWED = 0.9  # horizons lie within the follow-up of so many, if any can
 _MANY_CASES, _BATCH, _SMALL_BATCH = 120, 24, 8
 _ZERO_OR_ONE = {"0", "0.0", "false", "1", "1.0", "true"}
@@ -111,13 +113,18 @@ def _task_of(content: table.Table, columns: Columns, name: str, taken: Sequence[
 
 
 def _half_found(content: table.Table, time: str | None, event: str | None, taken: Sequence[str]) -> str:
-    """Which of time and event was found, and what could be the other."""
+    """Which of time and event was found, and what could be the other, or both."""
+    others = [other for other in content.columns if other not in (*taken, time, event)]
     if not time and not event:
-        return ""
+        usual = {"time": TIMES, "event": EVENTS, "classes": CLASSES}
+        near = {role: like for role, names in usual.items() if (like := nearest_usual(others, names))}
+        roles = ("time", "event") if {"time", "event"} <= near.keys() else ("classes",)
+        meant = " and ".join(f"data.columns.{role}={near[role]}" for role in roles if role in near)
+        return f"; did you mean {meant}?" if meant else ""
     known, missing, column = ("time", "event", time) if time else ("event", "time", event)
-    others = [other for other in content.columns if other not in (*taken, column)]
     looks = _looks_like_event if missing == "event" else _looks_like_time
-    like = next((other for other in others if looks(other, _cells(content, other))), None)
+    like = nearest_usual(others, EVENTS if missing == "event" else TIMES)
+    like = like or next((other for other in others if looks(other, _cells(content, other))), None)
     hint = f"; {shown(like)} looks like one: data.columns.{missing}={like}" if like else ""
     return f"; {shown(column)} is the {known}, and no column is called like the {missing}{hint}"
 
@@ -145,8 +152,7 @@ def _features(content: table.Table, taken: set[str]) -> tuple[tuple[str, ...], l
     for column in content.columns:
         if column in taken:
             continue
-        cells = _cells(content, column)
-        if why := _called_otherwise(column, cells) or _useless(cells):
+        if why := _called_otherwise(column, _cells(content, column)) or _useless(content, column):
             left_out.append(f"{shown(column)} ({why})")
         else:
             features.append(column)
@@ -164,9 +170,10 @@ def _called_otherwise(column: str, cells: Sequence[str]) -> str:
     return "called like an id" if is_id else ""
 
 
-def _useless(cells: Sequence[str]) -> str:
+def _useless(content: table.Table, column: str) -> str:
+    cells = _cells(content, column)
     if empty := sum(map(is_empty, cells)):
-        return f"{empty} empty cells"
+        return f"{empty} empty cells: {_in_rows(content, column, is_empty)}"
     distinct = set(cells)
     if len(distinct) == 1:
         return "one value"
@@ -175,7 +182,17 @@ def _useless(cells: Sequence[str]) -> str:
     if not _are_numbers(cells):
         return f"{len(distinct)} different words" if len(distinct) > _MOST_CATEGORIES else ""
     odd = [cell for cell in cells if not is_finite(cell)]
-    return f"{len(odd)} among numbers that are none, e.g. {shown(odd[0])}" if odd else ""
+    if not odd:
+        return ""
+    where = _in_rows(content, column, lambda cell: not is_finite(cell))
+    return f"{len(odd)} among numbers that are none, e.g. {shown(odd[0])}: {where}"
+
+
+def _in_rows(content: table.Table, column: str, is_so: Callable[[str], bool]) -> str:
+    """Where cells of a column are so, as a spreadsheet numbers its rows."""
+    rows = [str(number) for number, row in content.rows.items() if is_so(row[column].strip())]
+    more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    return f"row {', '.join(rows[:_MOST_ROWS])}{more}"
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
@@ -205,7 +222,8 @@ def _leave_unsound(features: list[str], folds: Sequence[Outcomes], content: tabl
     for feature in (feature for fold in folds for feature in fold.encoding.features):
         refused = next((cell for cell in dict.fromkeys(_cells(content, feature.column)) if _refuses(feature, cell)), "")
         if refused:
-            why.setdefault(feature.column, f"found {shown(refused)}, expected {feature.expected}")
+            where = _in_rows(content, feature.column, refused.__eq__)
+            why.setdefault(feature.column, f"found {shown(refused)}, expected {feature.expected}: {where}")
     features[:] = [column for column in features if column not in why]
     return [f"{shown(column)} ({reason})" for column, reason in why.items()]
 

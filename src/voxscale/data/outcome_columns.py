@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from voxscale.config.data import Columns
 from voxscale.config.schema import Config
 from voxscale.data.cases import Case
-from voxscale.data.column_names import CLASSES, EVENTS, TIMES, columns_called
+from voxscale.data.column_names import CLASSES, EVENTS, TIMES, columns_called, nearest_usual
 from voxscale.data.formats.sources import nearest, shown
 from voxscale.errors import DataError
 
@@ -58,7 +58,9 @@ def outcome_columns(task: str, given: Columns, header: Sequence[str]) -> tuple[O
             return named
         known = columns_called(header, usual)
         if not known:
-            problems.append(f"data.columns.{role}: found no column of that kind, expected e.g. {usual[0]}")
+            like = nearest_usual(header, usual)
+            meant = f"; did you mean {shown(like)}?" if like else ""
+            problems.append(f"data.columns.{role}: found no column of that kind, expected e.g. {usual[0]}{meant}")
         if len(known) > 1:
             both = " and ".join(map(shown, known))
             problems.append(f"data.columns.{role}: found {both}, expected one; name it: data.columns.{role}={known[0]}")

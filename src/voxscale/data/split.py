@@ -317,7 +317,9 @@ def _column_roles(cases: Sequence[Case], split: SplitColumns) -> list[str]:
             for value, found_in in sorted(wrong.items())
         ]
         raise DataError.from_findings(
-            _capped(lines), fix="correct the table, or name its words in data.split.train, val and test"
+            _capped(lines),
+            fix="correct the table, name its words in data.split.train, val and test, or split otherwise, e.g. "
+            "data.split={val: 0.2}",
         )
     return [words[_word(value)] for value in found]
 

@@ -14,8 +14,8 @@ from voxscale.config.own import find_function
 from voxscale.config.schema import Config
 from voxscale.data.build import built_cases, prepare, store_key, store_root
 from voxscale.data.cases import TRAIN, VAL, Case, Manifest
-from voxscale.data.doctor import check_outcomes, find_duplicates
-from voxscale.data.findings import WARNING, Finding, refuse_errors
+from voxscale.data.doctor import check_outcomes, examine_dataset, find_duplicates
+from voxscale.data.findings import ERROR, WARNING, Finding, refuse_errors
 from voxscale.data.formats import check_source, find_cases, load_manifest
 from voxscale.data.outcome_changes import outcome_changes
 from voxscale.data.outcomes import (
@@ -164,14 +164,21 @@ def count_prepared(config: Config, environ: Mapping[str, str]) -> int:
 
 
 def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> Manifest:
-    """The cases that the config names; generated ones are generated first. Raises one DataError with all findings."""
+    """The cases that the config names; generated ones are generated first. Raises one DataError with all findings.
+
+    Cells of a table are looked at before any volume is read; where they are at fault, so is every volume then.
+    """
     if config.data.synthetic is not None:
         ensure_synthetic(Path(config.data.source), config.data.synthetic, threads=threads)
     root = store_root(config.data, environ)
     if not config.predicts_outcomes:
         return find_cases(config.data, root)
     manifest = load_manifest(config.data, root)
-    refuse_errors([*manifest.findings, *check_outcomes(manifest.cases, [config])])  # before any volume is read
+    findings = [*manifest.findings, *check_outcomes(manifest.cases, [config])]
+    if faults := sum(finding.level == ERROR for finding in findings):
+        print(f"found {faults} faults in the table; now every image is checked, so that all are told", file=sys.stderr)
+        findings += examine_dataset(config, root, threads=threads, all_folds=False).findings
+        refuse_errors(dict.fromkeys(findings))
     return manifest
 
 

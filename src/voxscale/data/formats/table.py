@@ -16,6 +16,7 @@ from pathlib import Path
 
 from voxscale.config.data import Columns, Data
 from voxscale.data.cases import Case, Manifest
+from voxscale.data.column_names import nearest_usual
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import VOLUME_ENDINGS, distinct_names, error, is_file, nearest, shown, what_is_at
 from voxscale.errors import DataError
@@ -165,8 +166,10 @@ def find_roles(table: Table, given: Columns, name: str) -> Roles:
         raise DataError.from_findings(problems, fix=f"the columns are {', '.join(map(shown, table.columns[:40]))}")
     image = None if images else _known_column(table.columns, "image", name)
     if not images and image is None:
+        like = nearest_usual(table.columns, _KNOWN["image"])
+        meant = f"; did you mean {shown(like)}?" if like else ""
         raise DataError(
-            f"{name}: found no column of images among {', '.join(map(shown, table.columns[:40]))}",
+            f"{name}: found no column of images among {', '.join(map(shown, table.columns[:40]))}{meant}",
             fix="name it in data.columns.image",
         )
     # A column called label may hold a class or a score, not the path of a volume.
