@@ -20,8 +20,10 @@ from lab.ray import RayLab, Seat
 from lab.slurm import SlurmLab
 from voxscale import survival_cases
 from voxscale.checkpoint import digest_of, load_checkpoint
+from voxscale.config.load import read_config
 from voxscale.data.synthetic import write_cohort
 from voxscale.errors import DataError
+from voxscale.launch.folder import is_prepared
 from voxscale.train.events import read_events
 
 SMALL = {"name": "resnet", "depth": 18, "width": 4, "stem": "small", "groups": 2}
@@ -441,6 +443,19 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
     assert sorted(codes) == sorted(
         ["bad-outcome"] * 3 + ["bad-feature", "missing-file", "unseen-category", "unreadable"]
     )
+
+
+def test_a_job_is_not_queued_for_a_table_at_fault(cohort: Path, write: Callable[[str], Path], tmp_path: Path) -> None:
+    def spoil(rows: list[dict[str, str]]) -> None:
+        for row, change in zip(rows, SPOILT, strict=False):
+            row.update(change)
+
+    table = edited(cohort, tmp_path / "bad", spoil)
+    config = read_config(write("survival"), [f"data.source={table}"])
+    with pytest.raises(DataError) as refused:
+        is_prepared(config, {"HOME": str(tmp_path)})
+    for row, said in enumerate(("'-5'", "an empty cell", "'2'", "an empty cell", "'inf'", "no such file"), start=2):
+        assert f"cohort.csv row {row}: found {said}" in refused.value.message
 
 
 def torn(rows: list[dict[str, str]]) -> None:

@@ -139,18 +139,22 @@ def open_run(
 
 
 def is_prepared(config: Config, environ: Mapping[str, str]) -> bool:
-    """Whether the store of the config's cases is there, so that opening a run takes moments."""
+    """Whether the store of the config's cases is there, so that opening a run takes moments.
+
+    Raises one DataError with all that is wrong with the data as far as it is told without reading a volume.
+    """
     if config.data.synthetic is not None and not Path(config.data.source).exists():
         return False
-    return (store_root(config.data, environ) / _store_key(config, environ) / "index.json").exists()
+    root = store_root(config.data, environ)
+    manifest, findings = _list_cases(config, root)
+    refuse_errors(findings)
+    return (root / store_key(manifest, config.data) / "index.json").exists()
 
 
 def data_key(config: Config, environ: Mapping[str, str]) -> str:
     """Changes when the data do; of those that are generated, the config says all there is to say."""
-    return "" if config.data.synthetic is not None else _store_key(config, environ)
-
-
-def _store_key(config: Config, environ: Mapping[str, str]) -> str:
+    if config.data.synthetic is not None:
+        return ""
     return store_key(find_cases(config.data, store_root(config.data, environ)), config.data)
 
 
@@ -173,13 +177,19 @@ def load_cases(config: Config, environ: Mapping[str, str], *, threads: int) -> M
     root = store_root(config.data, environ)
     if not config.predicts_outcomes:
         return find_cases(config.data, root)
-    manifest = load_manifest(config.data, root)
-    findings = [*manifest.findings, *check_outcomes(manifest.cases, [config])]
+    manifest, findings = _list_cases(config, root)
     if faults := sum(finding.level == ERROR for finding in findings):
         print(f"found {faults} faults in the table; now every image is checked, so that all are told", file=sys.stderr)
         findings += examine_dataset(config, root, threads=threads, all_folds=False).findings
         refuse_errors(dict.fromkeys(findings))
     return manifest
+
+
+def _list_cases(config: Config, root: Path) -> tuple[Manifest, list[Finding]]:
+    """(The cases, what is wrong with what names them and tells of them.) No volume is read."""
+    manifest = load_manifest(config.data, root)
+    of_cells = check_outcomes(manifest.cases, [config]) if config.predicts_outcomes else []
+    return manifest, [*manifest.findings, *of_cells]
 
 
 def prepare_cases(manifest: Manifest, config: Config, environ: Mapping[str, str], *, threads: int) -> Store:
