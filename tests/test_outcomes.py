@@ -44,6 +44,7 @@ SPOILT = (
     {"age": "inf"},
     {"NIFTI path": "images/none.nii.gz"},
 )
+SHORT = [*(f"model.{name}={value}" for name, value in SMALL.items()), "train.epochs=2", "train.threads=1", "track=none"]
 IN_ROW, ROLES = r"\S+ at cohort.csv row [23]", "'train', 'val', 'test'"
 WHOLE = ["train.batch=8", "train.micro_batch=1"]  # accumulated on one rank; ranks of four have two each, some no event
 
@@ -141,12 +142,11 @@ def test_balance_gives_every_batch_its_share_of_events(
 
 @pytest.fixture(scope="module")
 def trained(cli_here: Cli, cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `voxscale train cohort.csv`, which finds everything itself."""
+    """A run of `voxscale train cohort.csv` on two ranks, which finds everything itself, in a table that is sound."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    model = [f"model.{name}={value}" for name, value in SMALL.items()]
-    done = cli_here(
-        "train", cohort, *model, "train.epochs=2", "train.threads=1", "track=none", "--devices", 2, "--run", run
-    )
+    diagnosed = cli_here("doctor", cohort)
+    assert diagnosed.code == 0, diagnosed.out
+    done = cli_here("train", cohort, *SHORT, "--devices", 2, "--run", run)
     assert done.code == 0, done.err
     for said in ("'NIFTI path'", "'time'", "'event'", "Fold_5", "'patient'", "'age', 'sex', 'smoker', 'calcium'", "1y"):
         assert said in done.err
@@ -168,13 +168,22 @@ def test_one_checkpoint_gives_one_table_and_one_summary(cli_here: Cli, trained: 
     assert {"cindex/harrell", "cindex/uno", "auc/2y", "brier/2y", "brier/integrated"} <= json.loads(summary).keys()
 
 
+def evaluated_and_predicted(tell: Cli, run: Path, cohort: Path, out: Path, *where: object) -> tuple[str, str]:
+    """The tables that these two leave of a trained run."""
+    evaluated = tell("evaluate", run, "--name", "afterwards", *where)
+    assert evaluated.code == 0, evaluated.err
+    predicted = tell("predict", run, cohort, "--out", out)
+    assert predicted.code == 0, predicted.err
+    return (run / "evaluations" / "afterwards" / "cases.csv").read_text(), out.read_text()
+
+
 def test_what_is_predicted_is_what_was_evaluated(cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "predicted.csv"
-    done = cli_here("predict", trained, cohort, "--out", out)
-    assert done.code == 0, done.err
-    predicted = {row["case"]: row for row in csv.DictReader(out.open())}
+    evaluated, table = evaluated_and_predicted(cli_here, trained, cohort, out, "--devices", 2)
+    predicted = {row["case"]: row for row in csv.DictReader(table.splitlines())}
     assert len(predicted) == 26
-    for row in csv.DictReader((trained / "cases.csv").open()):
+    assert evaluated == (trained / "cases.csv").read_text()
+    for row in csv.DictReader(evaluated.splitlines()):
         for name in ("patient", "risk", "survival/1y", "survival/2y"):
             assert predicted[row["case"]][name] == row[name]
     again = cli_here("predict", trained, cohort, "--out", out)
