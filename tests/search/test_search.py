@@ -370,15 +370,18 @@ def test_a_head_that_is_killed_is_said_and_a_new_cluster_goes_on(
 
 
 @pytest.mark.cluster
-def test_halving_stops_what_is_hopeless_and_keeps_its_verdicts(ray_cluster: RayLab, seat: Seat) -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_halving_stops_what_is_hopeless_and_keeps_its_verdicts(ray_cluster: RayLab, seat: Seat, devices: int) -> None:
+    """Also where each trial is several ranks, whose devices the next ones get; and what was stopped can go on alone."""
     lrs = [3e-2, 1e-9, 2e-9, 3e-9]
     search = {
         "space": {"optimizer.lr": {"grid": lrs}},
         "scheduler": {"name": "asha", "reduction": 2, "grace": 1},
         "max_concurrent": 2,
+        "per_trial": {"devices": devices},
     }
     config = seat.write("halving.yaml", train__epochs=6, search=search)
-    folder = seat.folder / "halving"
+    folder = seat.folder / f"halving-{devices}"
     asked = ("search", config, "--run", folder)
     with seat.slowly():
         with seat.started(*asked, **ray_cluster.environ) as driver:
@@ -403,6 +406,13 @@ def test_halving_stops_what_is_hopeless_and_keeps_its_verdicts(ray_cluster: RayL
     assert all(int(row["steps"]) < 30 for row in rows if row["state"] == "pruned")
     assert read_json(folder / "metrics.json")["best"]["trial"] == 0
     assert happened(folder, "end") == dict.fromkeys(range(4), 1)
+    run = trial(folder, states.index("pruned"))
+    assert read_json(run / "metrics.json")["world_size"] == devices
+    alone = seat.run("train", run / "config.yaml", "--run", run, "--devices", devices, "--json")
+    assert alone.code == 0, alone.err
+    assert (alone.json["state"], alone.json["steps"], alone.json["world_size"]) == ("done", 30, devices)
+    resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
+    assert resumed[-1] == int(rows[states.index("pruned")]["steps"]), "it goes on where it was stopped"
 
 
 def ledger_if_any(folder: Path) -> list[dict[str, Any]]:
@@ -528,3 +538,51 @@ def test_a_search_of_which_nothing_comes_has_failed(ray_cluster: RayLab, seat: S
     assert [row["state"] for row in table(seat.folder / "hopeless")] == ["nan"]
     assert happened(seat.folder / "hopeless", "start") == {0: 1}, "what is not a number is not tried again"
     assert not (seat.folder / "hopeless" / "best.yaml").exists()
+
+
+DYING = """
+import os
+import signal
+from pathlib import Path
+
+from tiny_networks import Paced
+
+
+class Dying(Paced):
+    def forward(self, image):
+        if self.training and Path(__file__).with_name("deadly").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(image)
+
+
+def build(in_channels, out_channels):
+    return Dying(in_channels, out_channels, 3, padding=1)
+"""
+
+
+@pytest.mark.cluster
+def test_a_trial_that_is_lost_too_often_fails_alone_and_may_be_tried_again(ray_cluster: RayLab, seat: Seat) -> None:
+    (seat.folder / "dying_networks.py").write_text(DYING)
+    (deadly := seat.folder / "deadly").touch()
+    models = [{"name": "dying_networks:build"}, {"name": "tiny_networks:build"}]
+    search = {"space": {"model": {"grid": models}}, "retries": 1, "max_concurrent": 2}
+    config, folder = seat.write("dying.yaml", search=search), seat.folder / "dying"
+    asked = ("search", config, "--run", folder)
+    done = seat.run(*asked, **ray_cluster.environ)
+    assert done.code == 0, done.err
+    lost, fine = table(folder)
+    assert (lost["state"], fine["state"]) == ("failed", "done")
+    assert "killed by signal 9" in lost["why"]
+    assert happened(folder, "start") == {0: 2, 1: 1}
+    assert happened(folder, "lost") == {0: 1}
+    assert next(row for row in ledger(folder) if row["event"] == "end" and row["trial"] == 0)["lost"] is True
+    assert seat.run(*asked, **ray_cluster.environ).code == 0
+    assert happened(folder, "start") == {0: 2, 1: 1}, "nothing is left to do"
+    deadly.unlink()
+    done = seat.run(*asked, "search.retries=2", **ray_cluster.environ)
+    assert done.code == 0, done.err
+    assert happened(folder, "again") == {0: 1}
+    assert happened(folder, "end") == {0: 2, 1: 1}
+    assert [row["state"] for row in table(folder)] == ["done", "done"]
+    assert table(folder)[0]["why"] == ""
+    assert table(folder)[1] == fine
