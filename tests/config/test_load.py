@@ -192,11 +192,16 @@ def test_segresnet_takes_channels_of_any_depth() -> None:
     assert (model.blocks_down, model.blocks_up, model.stride) == ((1, 2, 2, 2, 4), (1, 1, 1, 1), 16)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [("data.source=here", "train.init_from=first"), ("data={source: here}", "train={init_from: first}")],
+    ids=["fields", "whole sections"],
+)
 def test_paths_on_the_command_line_are_relative_to_where_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = make({}, "data.source=here", "train.init_from=first")
+    config = make({}, *overrides)
     assert (config.data.source, make({}).data.source) == (str(tmp_path / "here"), "/base/d")
     assert (config.train.init_from, make({}).train.init_from) == (str(tmp_path / "first"), None)
 

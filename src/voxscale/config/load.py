@@ -130,7 +130,8 @@ def make_config(content: dict[str, Any], overrides: Sequence[str] = (), *, name:
     given = {override.partition("=")[0] for override in overrides}
 
     def absolute(field: str, path: str | None) -> str | None:
-        return None if path is None else absolute_path(path, Path() if field in given else base, f"{name}: {field}")
+        here = not given.isdisjoint((field, field.partition(".")[0]))  # itself, or with its whole section
+        return None if path is None else absolute_path(path, Path() if here else base, f"{name}: {field}")
 
     data, train = config.data, config.train
     paths = {"source": absolute("data.source", data.source), "store": absolute("data.store", data.store)}
