@@ -51,7 +51,7 @@ def disturb_job(root: Path, dataset: Path, environ: Mapping[str, str], *, requeu
                 slurm.run("scontrol", "requeue", job)
                 report.count("requeues")
             else:
-                lost = _second_node(run, job)
+                lost = _node_of(run, job, number % 2)  # the first has the job's shell and rank 0
                 slurm.kill_node(lost)
                 report.count("nodes lost")
             report.begin()
@@ -111,8 +111,10 @@ def _resumed(run: Path) -> list[int]:
     return [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
 
 
-def _second_node(run: Path, job: int) -> str:
-    newest = max(run.glob(f"logs/{job}-*/node-0001.json"), key=lambda path: int(path.parent.name.partition("-")[2]))
+def _node_of(run: Path, job: int, index: int) -> str:
+    newest = max(
+        run.glob(f"logs/{job}-*/node-000{index}.json"), key=lambda path: int(path.parent.name.partition("-")[2])
+    )
     return str(json.loads(newest.read_text())["node"])
 
 

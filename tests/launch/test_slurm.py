@@ -228,7 +228,9 @@ def test_the_time_limit_is_only_a_pause(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("index", [0, 1], ids=["that of the job's shell and rank 0", "another"])
 def test_a_lost_node_costs_nothing(
+    index: int,
     on_slurm: Callable[..., Finished],
     idle_slurm: SlurmLab,
     undisturbed: Callable[[int], Path],
@@ -238,7 +240,7 @@ def test_a_lost_node_costs_nothing(
     run = tmp_path / "run"
     on_slurm("train", write_config(**LONG), "--nodes", 2, "--devices", 1, "--run", run, "--detach", env=SLOW)
     await_step(run, 3)
-    lost = json.loads((next(run.glob("logs/*-0")) / "node-0001.json").read_text())["node"]
+    lost = json.loads((next(run.glob("logs/*-0")) / f"node-000{index}.json").read_text())["node"]
     idle_slurm.kill_node(lost)
     idle_slurm.await_state(last_job(run), "COMPLETED", timeout=150)
     idle_slurm.revive_node(lost)
@@ -713,6 +715,36 @@ def test_errors_in_a_file_of_their_own_are_shown_and_told(
     assert re.fullmatch(r"error: node\d does not see /nowhere/python", told)
     assert re.search(r"see .*/run/said/run-\d+\.err$", fix)
     assert told in shown, "the file is followed"
+
+
+@pytest.mark.cluster
+def test_a_start_is_judged_by_itself_not_by_the_one_before(
+    on_slurm: Callable[..., Finished],
+    idle_slurm: SlurmLab,
+    write_config: Callable[..., Path],
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    words = ["train", write_config(**LONG), "--devices", 1, "--run", run]
+    assert on_slurm(*words, "train.stop_after={steps: 1}").code == 75
+    failed = on_slurm(*words, "site.python=/nowhere/python")
+    assert (failed.code, "does not see /nowhere/python" in failed.err.splitlines()[-2]) == (4, True), failed.err
+    (row,) = cli("runs", run, "--json", env=idle_slurm.environ).json["runs"]
+    assert (row["state"], row["why"]) == ("failed", "the job has ended, failed (NonZeroExitCode)")
+
+
+@pytest.mark.cluster
+def test_folds_that_fail_anew_are_not_covered_by_an_old_summary(
+    on_slurm: Callable[..., Finished], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    folds = {"data__split": {"folds": 2}}
+    words = ["--devices", 2, "--folds", "all", "--run", tmp_path / "folds"]
+    assert on_slurm("train", write_config(**folds, **SHORT), *words).code == 0
+    broken = write_config(**folds, train__epochs=1, model={"name": "networks:build_broken"})
+    done = on_slurm("train", broken, *words, "--fresh")
+    assert (done.code, "rank one has had enough" in done.err.splitlines()[-2]) == (1, True), done.err
+    assert not (tmp_path / "folds" / "metrics.json").exists()
 
 
 @pytest.mark.cluster
