@@ -29,6 +29,27 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+def blocks_and_what_they_say(page: Path, language: str) -> list[tuple[str, list[str]]]:
+    """Each block of commands, and the lines that the page shows as their output, if it does."""
+    pattern = rf"^```{language}\n(.*?)^```\n(?:```text\n(.*?)^```)?"
+    found = re.findall(pattern, page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [(block, [line for line in said.splitlines() if line != "…"]) for block, said in found]
+
+
+def unsaid(expected: list[str], said: str) -> list[str]:
+    """Lines that were expected and did not come, whatever the numbers, paths, nodes and spaces in them."""
+    came = set(map(_shape, said.splitlines()))
+    return [line for line in expected if _shape(line) not in came]
+
+
+def _shape(line: str) -> str:
+    line = re.sub(r"(?<=\s)/\S+?(?=/runs/|,|\s|$)|^/\S+?(?=/runs/)", "PATH", line)
+    line = re.sub(r"(?<= on )\S+$", "NODES", line)
+    line = re.sub(r"\d[\d.:]*", "N", line)
+    line = re.sub(r"\b(case|CPU)s?\b", r"\1", line)
+    return re.sub(r"\s+", " ", line).strip()
+
+
 def followed_lines(page: Path) -> set[str]:
     """The lines of blocks that are run, without comments and without the folder of the environment."""
     lines = "".join(blocks(page, "bash")).splitlines()

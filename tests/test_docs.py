@@ -22,16 +22,30 @@ from lab.conf import Shape
 from lab.containers import Apptainer
 from lab.ray import MARK, kill, marked, without_ray
 from lab.slurm import SlurmLab, until
-from pages import PAGES, blocks, copy_scripts, follow, followed_lines, make_brats, write_files
+from pages import (
+    PAGES,
+    blocks,
+    blocks_and_what_they_say,
+    copy_scripts,
+    follow,
+    followed_lines,
+    make_brats,
+    unsaid,
+    write_files,
+)
 from voxscale.config.load import make_config, parse_yaml, plain
 from voxscale.launch.needs import describe
 from voxscale.search.space import check_space
 
 
 @pytest.mark.ranks
-def test_the_ladder_can_be_climbed(checkout: Path, cli_here: Cli, run_python: Callable[..., Finished]) -> None:
-    for block in blocks(REPOSITORY / "docs" / "ladder.md", "bash"):
-        follow(block, cli_here, run_python)
+def test_the_ladder_can_be_climbed(
+    checkout: Path, cli_here: Cli, run_python: Callable[..., Finished], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for block, expected in blocks_and_what_they_say(REPOSITORY / "docs" / "ladder.md", "bash"):
+        said = "\n".join([*follow(block, cli_here, run_python), *capfd.readouterr()])  # of ranks, too
+        assert expected or "stop_after" in block, "each rung says what to expect"
+        assert unsaid(expected, said) == [], said
     runs = {Path(row["run"]).name: row for row in cli_here("runs", "--json").json["runs"]}
     assert {name: row["state"] for name, row in runs.items()} == dict.fromkeys(("one", "two", "hand", "stop"), "done")
     assert runs["one"]["best"] == pytest.approx(runs["two"]["best"], abs=0.02)

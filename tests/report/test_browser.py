@@ -321,6 +321,13 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     for name, axis in (("axial", 2), ("coronal", 1), ("sagittal", 0)):
         page.keyboard.press("p")
         assert (plane.input_value(), place()[1]) == (name, shape[axis])
+    at, count = place()
+    page.keyboard.press("PageUp")
+    assert place() == (at + 5, count)
+    page.keyboard.press("PageDown")
+    assert place() == (at, count)
+    page.keyboard.press("PageDown")
+    assert place() == (max(1, at - 5), count)
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.querySelector('.viewer select').value === '1'")
     opened.check()
