@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from voxscale.errors import InfrastructureError
 from voxscale.files import read_json
 
 SCHEMA_VERSION = 1
@@ -28,9 +31,19 @@ class RunFolder:
 
         One that is a run keeps what its owner has allowed others.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self.exists:
-            self.root.chmod(0o700)
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.exists:
+                self.root.chmod(0o700)
+        except OSError as error:
+            whose = ""
+            with contextlib.suppress(OSError):
+                if (found := self.root.stat().st_uid) != (own := os.geteuid()):
+                    whose = f"; it belongs to user {found}, you are user {own}"
+            raise InfrastructureError(
+                f"run folder {self.root}: cannot be made yours alone: {error.strerror}{whose}",
+                fix="choose another folder with --run",
+            ) from error
 
     @property
     def config(self) -> Path:
