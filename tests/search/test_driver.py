@@ -23,7 +23,7 @@ from voxscale.errors import StoppedEarly, TrainingError
 from voxscale.files import remove
 from voxscale.launch.folder import is_prepared, load_cases, prepare_cases
 from voxscale.launch.outcome import read_state
-from voxscale.launch.ray import Share
+from voxscale.launch.ray import RayNode, Share
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search import drive
 from voxscale.search.driver import Driver, Started
@@ -190,12 +190,14 @@ def test_a_search_of_which_nothing_comes_has_failed(
     with Ledger(opened.folder.ledger) as ledger:
         ledger.write("trial", trial=0, configuration=0, seed=0, params={"optimizer.lr": 2e37})
         ledger.write("end", trial=0, state="nan", value=None, steps=1, wall_s=1.0, why="the loss is inf at step 2")
-    cluster: Any = SimpleNamespace(nodes=(), answers=True, refuse_if_gone=lambda: None)
-    screen = Screen(print, lambda _: None)
+    nodes, said = [RayNode(name, name, 1, 0) for name in "abcd"], list[str]()
+    cluster: Any = SimpleNamespace(nodes=nodes, answers=True, refuse_if_gone=lambda: None)
+    screen = Screen(said.append, lambda _: None)
     monkeypatch.setattr(Room, "trials", lambda _: 1)
     with pytest.raises(TrainingError, match="none of 1 trials came to a value"):
         drive._drive(opened, cluster, {}, StopRequest(None), screen, 1.0)
     assert read_state(RunFolder(opened.folder.root)) == "failed"
+    assert "1 trials, 1 at once, each with 1 CPU, on one node, so that 3 of 4 nodes stay idle; in" in said[0]
 
 
 def seen_of(driver: Driver) -> list[str]:

@@ -24,7 +24,7 @@ from voxscale.search.opening import (
     share_of_trial,
     write_search,
 )
-from voxscale.search.room import Room, capacity
+from voxscale.search.room import Room, capacity, render_idle
 
 SEARCH = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1e-2]}}, "trials": 2}
 
@@ -160,3 +160,10 @@ def test_a_node_that_joins_has_room_for_trials_once_it_can_run_them(
     assert said == ["warning: unfit: cannot run voxscale: no module; the search goes on without it"]
     alive.remove(known)
     assert of_trials.trials() == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "at_once", "said"), [(4, 1, ", on one node, so that 3 of 4 nodes stay idle"), (2, 2, ""), (1, 4, "")]
+)
+def test_nodes_that_stay_idle_are_told(nodes: int, at_once: int, said: str) -> None:
+    assert render_idle(nodes, at_once) == said

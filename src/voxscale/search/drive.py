@@ -29,6 +29,7 @@ from voxscale.search.ledger import Ledger
 from voxscale.search.opening import OpenedSearch, draft_search, prepare_search, write_search
 from voxscale.search.reached import noted_progress
 from voxscale.search.results import best_of_search, read_finished, render_outcome, wall_s_of, write_results
+from voxscale.search.room import render_idle
 from voxscale.search.screen import Screen, open_screen
 from voxscale.train.ownership import claimed
 from voxscale.train.stop import StopRequest
@@ -76,7 +77,8 @@ def _drive(
     with Ledger(folder.ledger) as ledger:
         driver = Driver(opened, cluster, environ, ledger, stop, screen.say, screen.show, save_time_s=save_time_s)
         at_once = min(driver.room(), opened.num_trials)
-        screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}; in {folder.root}")
+        idle = render_idle(len(cluster.nodes), at_once)
+        screen.say(f"{opened.num_trials} trials, {at_once} at once, each with {opened.share}{idle}; in {folder.root}")
         remove(folder.metrics)  # of an earlier start
         state = "failed"
         try:

@@ -50,3 +50,9 @@ class Room:
 def capacity(share: Share, nodes: Sequence[RayNode]) -> int:
     """How many trials there is room for at once."""
     return sum(share.fits(node) for node in nodes)
+
+
+def render_idle(num_nodes: int, at_once: int) -> str:
+    """What is said of nodes that have nothing to do, as there are more of them than trials at once."""
+    idle = num_nodes - at_once
+    return f", on one node, so that {idle} of {num_nodes} nodes stay idle" if idle > 0 else ""
