@@ -13,6 +13,7 @@ from chaos.training import Training, marked
 from voxscale.files import is_locked
 
 _GONE_S = 20.0
+_OF_TORCH = "torchinductor_"  # a cache of the user's, which torch makes as it is loaded
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where voxscale has it
 
 
@@ -28,7 +29,7 @@ def count_left(training: Training, mark: str, report: Report, *, has_launcher: b
         time.sleep(0.02)
     if has_launcher:
         left += [f"shared memory {path}" for path in shared_memory_of(training.run.root)]
-        left += [f"file {path.name}" for path in training.temporary.iterdir()]
+        left += [f"file {path.name}" for path in training.temporary.iterdir() if not path.name.startswith(_OF_TORCH)]
     if is_over:
         left += [f"file {path.name}" for path in training.root.rglob(".*.tmp")]
     for what in left:
