@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY, Cli, Finished
+from lab.faults import poison_one, stop_one
 from lab.ray import RayLab, Seat, await_step, kill, ranks_in
 from lab.slurm import until
 from voxscale.errors import InfrastructureError
@@ -101,6 +102,36 @@ def test_a_killed_rank_is_started_again_from_the_checkpoint(
     assert resumed[0] >= 5
     assert_same_training(run, local)
     assert ray_cluster.num_alive() == 3
+
+
+@pytest.mark.cluster
+def test_a_rank_that_hangs_is_named_in_time_and_the_run_goes_on(
+    ray_cluster: RayLab, seat: Seat, config: Path, local: Path
+) -> None:
+    run, timeout_s = seat.folder / "hangs", 8
+    words = ("train", config, f"train.timeout_s={timeout_s}", *TWO_NODES, "--run", run)
+    with seat.slowly() as at_full_speed, seat.started(*words, **ray_cluster.environ) as command:
+        await_step(run, 6)
+        took_s, _ = stop_one(run, timeout_s)
+        at_full_speed()
+        done = seat.end_of(command)
+    assert took_s < 2
+    assert done.code == 0, done.err
+    assert "starting again from the last checkpoint" in done.err
+    assert_same_training(run, local)
+    assert not ranks_in(run)
+
+
+@pytest.mark.cluster
+def test_a_case_that_one_node_cannot_read_ends_the_run_with_its_name(ray_cluster: RayLab, seat: Seat) -> None:
+    """And is not tried again."""
+    config, run = seat.write("poisoned.yaml", data__store=str(seat.folder / "poisoned")), seat.folder / "poisoned-run"
+    case = poison_one(seat.run, config, run)
+    done = seat.run("train", config, *TWO_NODES, "--run", run, **ray_cluster.environ)
+    assert done.code == 3, done.err
+    assert f"store: case {case}: image.b2nd is damaged" in done.err
+    assert "starting again" not in done.err
+    assert not ranks_in(run)
 
 
 @pytest.mark.cluster
