@@ -380,7 +380,7 @@ def test_an_encoder_goes_from_one_task_to_another(cli_here: Cli, write: Callable
     """Held for an epoch, it keeps its weights to the bit while the head trains; then both train."""
     source, held, freed = tmp_path / "source", tmp_path / "held", tmp_path / "freed"
     assert cli_here("train", write("regression"), "train.epochs=1", "--devices", 1, "--run", source).code == 0
-    extra = [f"train.init_from={source}", "train.freeze={encoder: 1}", "log=epoch", "--devices", 2]
+    extra = [f"train.init_from={source}", "train.freeze={encoder: 1}", "log=epoch", "--devices", 1]
     stopped = cli_here("train", write("survival"), *extra, "train.stop_after={steps: 3}", "--run", held)
     assert stopped.code == 75, stopped.err
     (transfer,) = (event for event in read_events(held / "events.jsonl") if event["event"] == "transfer")
@@ -389,6 +389,8 @@ def test_an_encoder_goes_from_one_task_to_another(cli_here: Cli, write: Callable
     encoder = [name for name in start if name.startswith("encoder.")]
     assert all((start[name] == after[name]).all() for name in encoder)
     assert cli_here("train", write("survival"), *extra, "--run", freed).code == 0
+    assert cli_here("train", write("survival"), *extra[:-1], 2, "--run", tmp_path / "of two").code == 0
+    assert losses(tmp_path / "of two") == pytest.approx(losses(freed), rel=1e-4)
     other = cli_here("train", write("survival"), *extra, "model.width=8", "--run", tmp_path / "other")
     assert other.code == 2
     assert "train.init_from: found no layer that fits the encoder" in other.err
