@@ -169,5 +169,5 @@ def test_patches_are_measured_with_all_that_they_are_held_to(tmp_path: Path) -> 
 def test_an_unknown_benchmark_is_refused() -> None:
     assert chosen("step,plan", full=False) == ["step", "plan"]
     assert "windows" in chosen(None, full=True)
-    with pytest.raises(SystemExit, match="found steps, expected some of step, plan"):
+    with pytest.raises(SystemExit, match="found steps, expected some of step, variants, plan"):
         chosen("step,steps", full=False)
