@@ -25,6 +25,7 @@ from voxscale.report.watch_text import fitted, render_line, render_view, sparkli
 from voxscale.report.watched import RunView, WatchedRun
 from voxscale.runs import RunFolder
 
+WATCH = (sys.executable, "-m", "voxscale", "watch")
 TRAIN = {"event": "train", "loss": 1.0, "lr": 1e-3, "data_s": 0.25, "step_s": 0.5, "cases": ["a", "b"], "epoch": 1}
 
 
@@ -68,7 +69,7 @@ def test_a_run_on_two_ranks_is_watched_left_and_killed(
     launcher = subprocess.Popen(list(map(str, words)), env=env, stderr=subprocess.DEVNULL)
     try:
         until(lambda: run.plan.exists(), 180, lambda: "no run folder")
-        with Terminal(sys.executable, "-m", "voxscale", "watch", run.root, env=env) as terminal:
+        with Terminal(*WATCH, run.root, env=env, columns=160) as terminal:
             terminal.until(rf"on 2 ranks: training[^/]* \d+/{NUM_STEPS} steps .*epoch 1/4\s+time .*\d:\d\d left", 180)
             terminal.until(r"loss +\d\.\d{4}  [▁-█]+")
             terminal.until(r"rank +host +device +memory +at most")
@@ -217,7 +218,7 @@ def test_it_ends_as_the_run_has_ended(tmp_path: Path, cli_here: Cli, state: str,
 
 def test_a_run_that_nobody_has_started_is_waited_for(tmp_path: Path, session_environ: dict[str, str]) -> None:
     run = make_run(tmp_path / "run")
-    with Terminal(sys.executable, "-m", "voxscale", "watch", run.root, env=session_environ) as terminal:
+    with Terminal(*WATCH, run.root, env=session_environ, columns=160) as terminal:
         terminal.until("new: waits to be started")
         write_events(run, START, *trained(1, 3))
         run.metrics.write_text(json.dumps({"state": "stopped"}))
@@ -228,7 +229,7 @@ def test_a_run_that_nobody_has_started_is_waited_for(tmp_path: Path, session_env
 def test_nothing_is_cut_off_on_a_narrow_terminal(live: RunFolder, session_environ: dict[str, str]) -> None:
     """Neither the state behind a long path, nor the time that is left."""
     write_events(live, START, *trained(1, 3))
-    with Terminal(sys.executable, "-m", "voxscale", "watch", live.root, env=session_environ, columns=60) as terminal:
+    with Terminal(*WATCH, live.root, env=session_environ, columns=60) as terminal:
         terminal.until(r"running on 1 rank:\s+training")
         terminal.until(r"time +0:03 since it was started, 0:37 left")
         assert "…" not in terminal.text
