@@ -1,12 +1,12 @@
 """All benchmarks one after another, on a quiet machine: `make bench`, or with `FULL=1` the long ones too.
 
     python bench/all.py [--full] [--only step,startup] [--out results.json] [--write]
-    python bench/all.py --of results.json --write
+    python bench/all.py --of quick.json long.json --write
 
 Prints a table of their ratios, each with its goal, and ends with 1 if one was missed or a benchmark has failed. The
 file holds what each has printed, with the machine and the commands; `bench/compare.py OLD NEW` says what became slower
 from one such file to another. `--write` puts the table into bench/README.md, in place of the last one; with `--of`
-nothing is run, and the table is that of an earlier run.
+nothing is run, and the table is that of earlier runs on one machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the long ones too")
     parser.add_argument("--only", help="names, with commas between them")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results.json")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="run nothing: the table of an earlier run")
+    parser.add_argument("--of", type=Path, nargs="+", metavar="FILE", help="run nothing: the table of earlier runs")
     parser.add_argument("--write", action="store_true", help="put the table into bench/README.md")
     options = parser.parse_args()
     if options.of:
-        content = json.loads(options.of.read_text())
+        content = together([json.loads(file.read_text()) for file in options.of])
     else:
         content = run(chosen(options.only, full=options.full), full=options.full)
         options.out.write_text(json.dumps(content, indent=2) + "\n")
@@ -49,6 +49,17 @@ def main() -> int:
     wanting = list(wanting_in(content))
     print(*(f"missed: {name}" for name in wanting), sep="\n", end="\n" * bool(wanting), file=sys.stderr)
     return 1 if wanting else 0
+
+
+def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several runs as one: of a benchmark that was run more than once, the last."""
+    machines = [{**content["machine"], "load": None} for content in contents]
+    if any(machine != machines[0] for machine in machines):
+        raise SystemExit("--of: found runs on several machines, expected one: ratios differ from machine to machine")
+    benches = {name: each for content in contents for name, each in content["benches"].items()}
+    ordered = {name: benches[name] for name in BENCHES if name in benches}
+    load = max(content["machine"]["load"] for content in contents)
+    return {"machine": {**machines[0], "load": load}, "benches": ordered}
 
 
 def wanting_in(content: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from layouts import save_volume
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
 
-from all import BEGIN, END, chosen, render, with_table
+from all import BEGIN, END, chosen, render, together, with_table
 from ratios import BENCHES, less, more
 from step import GOALS, VARIANTS
 
@@ -98,7 +99,7 @@ def test_every_setting_stands_in_the_table() -> None:
     assert set(BENCHES["variants"].told) == {f"ratio.{name}" for name in VARIANTS if name != "plain"}
 
 
-def _run(**results: dict[str, float] | None) -> dict[str, object]:
+def _run(**results: dict[str, Any] | None) -> dict[str, Any]:
     machine = {"processor": "Some CPU", "cpus": 2, "memory_gb": 8, "gpus": 0, "python": "3.11", "torch": "2.13"}
     benches = {
         name: {"command": f"python bench/{name}.py", "exit_code": 0, "took_s": 60.0, "result": result}
@@ -142,6 +143,18 @@ def test_missed_goals_and_failures_are_named_and_end_with_1(tmp_path: Path) -> N
         ["missed: step ratio.1: 1.2, expected at most 1.03", "missed: step speedup.kept: 0.9, expected at least 0.97",
          "missed: plan failed"],
     )  # fmt: skip
+
+
+def test_runs_on_one_machine_make_one_table() -> None:
+    quick, long = _run(plan=None, step={"ratio.1": 1.2}), _run(stream={"rank": {"total_s": 1.5}}, step={"ratio.1": 1.0})
+    long["machine"] = {**long["machine"], "load": 0.4}
+    both = together([quick, long])
+    assert list(both["benches"]) == ["step", "plan", "stream"], "in the order of the table"
+    assert both["benches"]["step"]["result"] == {"ratio.1": 1.0}, "the last of two"
+    assert both["machine"]["load"] == 0.4
+    long["machine"] = {**long["machine"], "processor": "Another CPU"}
+    with pytest.raises(SystemExit, match="found runs on several machines, expected one"):
+        together([quick, long])
 
 
 @pytest.mark.cluster
