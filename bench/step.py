@@ -3,7 +3,8 @@
     python bench/step.py [--rounds 3] [--steps 10] [--patch 64] [--json]
     python bench/step.py --variants all [--rounds 5]
 
-Three sides take turns, on one rank and on two (DDP, gloo), one thread each, with the same network and batch:
+Three sides take turns, on one rank and on two (DDP, gloo), with a core and a thread for each, and the same network and
+batch:
 
 - ours reads, augments and counts its samples, writes its events and asks after every step whether to stop;
 - bare does nothing but compute, as one would write it by hand: MONAI's DiceCELoss, AdamW and memory as they come;
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -150,7 +152,7 @@ def write_config(options: argparse.Namespace, scratch: Path) -> Path:
 
 def time_ours(ranks: int, config: Path, folder: Path) -> float:
     words = ["train", str(config), "--run", str(folder), "--devices", str(ranks)]
-    run([sys.executable, "-m", "voxscale", *words])
+    run([sys.executable, "-m", "voxscale", *words], cores=ranks)
     return step_in(folder)
 
 
@@ -171,7 +173,7 @@ def step_in(folder: Path) -> float:
 def time_loop(options: argparse.Namespace, ranks: int, side: str) -> float:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     words = ["--loop", side, "--steps", str(options.steps), "--patch", str(options.patch)]
-    return step_of(json.loads(run([sys.executable, *launcher, __file__, *words])))
+    return step_of(json.loads(run([sys.executable, *launcher, __file__, *words], cores=ranks)))
 
 
 def step_of(ends: list[float]) -> float:
@@ -240,9 +242,12 @@ def run_variant(folder: str, name: str) -> NoReturn:
     parallel.leave(worker([folder]))
 
 
-def run(command: list[str]) -> str:
+def run(command: list[str], *, cores: int | None = None) -> str:
+    """What a command prints; on so many cores, as a rank alone on two would have its patches read by the other."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    taken = sorted(os.sched_getaffinity(0))[:cores]
+    confine = partial(os.sched_setaffinity, 0, taken)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, preexec_fn=confine)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout
