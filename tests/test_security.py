@@ -56,12 +56,16 @@ def test_no_pickle_no_eval_no_shell(path: Path) -> None:
         assert ast.unparse(call.func) not in BANNED_READERS
 
 
+TORCHRUN = {"ranks.py": "torch.distributed.launcher", "meeting.py": "torch.distributed.elastic.rendezvous"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_torch_distributed_lives_in_parallel_alone(path: Path) -> None:
     if path.name == "parallel.py":
         assert "import torch.distributed" in path.read_text()
-    elif path.name == "ranks.py":
-        assert "torch.distributed.launcher" in path.read_text(), "it is torchrun"
+    elif path.name in TORCHRUN:
+        assert TORCHRUN[path.name] in path.read_text()
+        assert not {name for name, _ in names_called(ast.parse(path.read_text()))} & {"init_process_group", "new_group"}
     else:
         imported = [
             ast.unparse(node)
