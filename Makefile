@@ -23,7 +23,8 @@ check: setup  ## lint, format, types, layers, documentation
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check  ## all checks and all tests but the slow ones of `cluster`
-	$(BIN)/python -m pytest -m 'not cluster'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'not cluster and not alone'
+	$(BIN)/python -m pytest -m 'alone and not cluster'
 
 cluster: .venv/peers  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
 	$(BIN)/python -m pytest -m 'cluster or slurm or ray'

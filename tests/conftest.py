@@ -21,7 +21,7 @@ from voxscale.cli import main
 from voxscale.config.data import Synthetic
 from voxscale.data.synthetic import ensure_synthetic
 
-pytest_plugins = ["skips", "lab.fixtures", "lab.trained", "lab.ray", "pages", "syncs"]
+pytest_plugins = ["skips", "spread", "lab.fixtures", "lab.trained", "lab.ray", "pages", "syncs"]
 
 _MARK = "VOXSCALE_TEST_SESSION"
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -383,6 +383,7 @@ def build(in_channels, out_channels):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.ranks
 def test_the_simulation_agrees_with_measured_ranks(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
