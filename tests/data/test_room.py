@@ -108,3 +108,51 @@ def test_a_sound_case_that_is_too_large_is_named_and_not_called_damaged(tmp_path
     assert finding["found"].startswith("too little memory to check it: ")
     assert refused.startswith("error: case large: found too little memory to prepare it: ")
     assert "fix: use a machine, or a job, with more memory" in refused
+
+
+FINE = """
+import json, re, resource, sys
+from pathlib import Path
+from voxscale.config.load import make_config
+from voxscale.data.build import prepare
+from voxscale.data.doctor import examine_dataset
+from voxscale.data.formats import find_cases
+from voxscale.data.show import choose_case, read_prepared
+from voxscale.errors import InfrastructureError
+root = Path(sys.argv[1])
+config = make_config({"data": {"source": "data", "spacing": [1, 1, 1]}}, name="c", base=root)
+held = int(re.findall(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (held + 512 * 2**20,) * 2)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+said = [finding.as_json() for finding in examine_dataset(config, root).findings if finding.level == "error"]
+manifest = find_cases(config.data, root)
+for do in (
+    lambda: prepare(manifest, config.data, root / "store", patch=(32, 32, 32), threads=2),
+    lambda: read_prepared(choose_case(manifest, "wrong", Path("c.png")), manifest, config),
+):
+    try:
+        do()
+    except InfrastructureError as error:
+        said.append(error.as_text())
+print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
+"""
+
+
+def test_a_grid_without_room_is_refused_before_any_of_it_is_made(tmp_path: Path) -> None:
+    """A header that says 30 mm for 1: the system would end whoever only tried, and name no case."""
+    voxels = np.random.default_rng(0).integers(1, 100, (24, 24, 24)).astype(np.int16)
+    for name, spacing in (("right", 1), ("wrong", 30)):
+        for folder, content in (("images", voxels), ("labels", (voxels > 50).astype(np.uint8))):
+            path = tmp_path / "data" / folder / f"{name}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nib.save(nib.Nifti1Image(content, np.diag([spacing, spacing, spacing, 1])), path)
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", FINE, tmp_path], capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    (found, *refused), grown_kb = json.loads(done.stdout)
+    assert (found["code"], found["case"]) == ("memory", "wrong")
+    assert len(refused) == 2
+    for text in refused:
+        assert text.startswith("error: case wrong: found too little memory to prepare it: ")
+        assert "a coarser data.spacing needs less" in text
+    assert grown_kb < 100_000, "the first two of three axes alone take 200 MB"

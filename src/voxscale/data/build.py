@@ -25,7 +25,7 @@ from voxscale.config.load import plain
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess
-from voxscale.data.room import bytes_of_case, threads_with_room
+from voxscale.data.room import beyond_memory, threads_with_room
 from voxscale.data.store import (
     IN_USE,
     ROW,
@@ -42,7 +42,6 @@ from voxscale.data.store import (
 from voxscale.data.volumes import Labels, RawCase, read_case
 from voxscale.errors import DataError, InfrastructureError
 from voxscale.files import locked, publish, read_json, remove, remove_temporaries, sha256_of, write_json
-from voxscale.memory import available_memory
 from voxscale.terminal import progress
 
 PLACES_PER_LABEL = 4096  # where a balanced patch can be centred, for each case and label
@@ -234,11 +233,7 @@ def _prepare_case(folder: Path, case: Case, manifest: Manifest, data: Data, patc
             temporary.mkdir()
             return _write_case(temporary, raw, prepared, stored_dtype(data), patch)
     except MemoryError as error:
-        raise InfrastructureError(
-            f"case {case.id}: found too little memory to prepare it: {available_memory() >> 20} MB free, "
-            f"expected about {bytes_of_case([case], data) >> 20} MB",
-            fix="use a machine, or a job, with more memory; a coarser data.spacing needs less",
-        ) from error
+        raise beyond_memory(case, data) from error
 
 
 def _described(folder: Path) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from voxscale.data.findings import ERROR, WARNING, Finding
 from voxscale.data.formats import load_manifest
 from voxscale.data.geometry import Geometry, make_geometry
 from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
-from voxscale.data.room import bytes_of_case, threads_with_room
+from voxscale.data.room import bytes_of_case, refuse_beyond_memory, threads_with_room
 from voxscale.data.split import check_test_cases, label_strata, num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
 from voxscale.data.volumes import RawCase, examine_case, short_name
@@ -176,6 +176,7 @@ def _check_case(case: Case, manifest: Manifest, config: Config) -> tuple[Facts |
     except DataError as error:
         findings.append(Finding(ERROR, "grid", case.id, "", error.message, "a grid with voxels", error.fix))
         return None, findings
+    refuse_beyond_memory(geometry, len(raw.image_cxyz))
     size = config.patches.size
     if size != "full" and any(n < edge for n, edge in zip(geometry.size, size, strict=True)):
         found, expected = f"{geometry.size} voxels once prepared", f"at least the patch {size}"

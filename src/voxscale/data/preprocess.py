@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from voxscale.config.data import Data, Intensity
 from voxscale.data.geometry import Geometry, make_geometry
+from voxscale.data.room import refuse_beyond_memory
 from voxscale.data.volumes import Floats, Labels, RawCase
 
 Doubles = NDArray[np.float64]
@@ -25,8 +26,9 @@ class PreparedCase:
 
 
 def preprocess(raw: RawCase, data: Data) -> PreparedCase:
-    """Slices, orientation, crop, resampling, intensity: in this order."""
+    """Slices, orientation, crop, resampling, intensity: in this order. Raises MemoryError where that has no room."""
     geometry = make_geometry(raw.image_cxyz, raw.affine, data)
+    refuse_beyond_memory(geometry, len(raw.image_cxyz))
     image_cxyz = normalise(geometry.apply(raw.image_cxyz, linear=True), data.intensity)
     label_xyz = None if raw.label_xyz is None else geometry.apply(raw.label_xyz, linear=False)
     return PreparedCase(image_cxyz, label_xyz, geometry)

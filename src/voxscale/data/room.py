@@ -13,11 +13,14 @@ from PIL import Image
 
 from voxscale.config.data import Data
 from voxscale.data.cases import Case
+from voxscale.data.geometry import Geometry
 from voxscale.data.images import is_image
+from voxscale.errors import InfrastructureError
 from voxscale.memory import available_memory
 
 _LOOKED_AT = 8  # cases: those with the largest files
 _OF_VOXEL, _OF_VALUE = 32, 20  # bytes at the peak: of a voxel whatever the channels, and of each number in a channel
+_OF_RESAMPLED = 16  # while numbers are interpolated: two neighbours of each, what lies between them, and the result
 _OF_RECORD = 8  # at the peak, to those in the file
 _RGB = 3
 
@@ -34,6 +37,27 @@ def bytes_of_case(cases: Sequence[Case], data: Data) -> int:
     by_size = sorted(cases, key=lambda case: sum(map(_size, case.images)), reverse=True)
     records = Counter(case.images[0] for case in cases if case.record is not None)
     return max((_bytes_of(case, data, records) for case in by_size[:_LOOKED_AT]), default=0)
+
+
+def refuse_beyond_memory(geometry: Geometry, channels: int) -> None:
+    """Raise MemoryError where a resampled grid has no room: whoever only tried would be killed without a word.
+
+    Headers decide how fine that grid is, and one that is wrong can make a small file a thousand times as large.
+    """
+    if geometry.size == tuple(high - low for low, high in geometry.crop):
+        return
+    needed, free = _OF_RESAMPLED * channels * int(np.prod(geometry.size, dtype=np.int64)), available_memory()
+    if needed > free:
+        raise MemoryError(f"resampled to {geometry.size} voxels it takes {needed:,} bytes of memory, {free:,} are free")
+
+
+def beyond_memory(case: Case, data: Data) -> InfrastructureError:
+    """The machine is too small for a case; its files may well be sound."""
+    return InfrastructureError(
+        f"case {case.id}: found too little memory to prepare it: {available_memory() >> 20} MB free, "
+        f"expected about {bytes_of_case([case], data) >> 20} MB",
+        fix="use a machine, or a job, with more memory; a coarser data.spacing needs less",
+    )
 
 
 def _bytes_of(case: Case, data: Data, records: Counter[Path]) -> int:

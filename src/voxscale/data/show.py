@@ -17,6 +17,7 @@ from voxscale.config.schema import Config
 from voxscale.data.cases import Case, Manifest
 from voxscale.data.geometry import Shape
 from voxscale.data.preprocess import PreparedCase, preprocess
+from voxscale.data.room import beyond_memory
 from voxscale.data.volumes import Floats, Labels, read_case
 from voxscale.errors import ConfigError, DataError, printable
 from voxscale.files import publish
@@ -50,8 +51,11 @@ def choose_case(manifest: Manifest, wanted: str | None, out: Path) -> Case:
 
 
 def read_prepared(case: Case, manifest: Manifest, config: Config) -> PreparedCase:
-    raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
-    return preprocess(raw, config.data)
+    try:
+        raw = read_case(case, channels=len(manifest.channels), labels=manifest.labels)
+        return preprocess(raw, config.data)
+    except MemoryError as error:
+        raise beyond_memory(case, config.data) from error
 
 
 def draw_case(prepared: PreparedCase, channels: Sequence[str]) -> Iterator[Picture]:
