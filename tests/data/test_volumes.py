@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,30 @@ def test_whole_numbers_are_labels_whatever_type_holds_them(tmp_path: Path, case:
     assert raw.label_xyz is not None
     assert raw.label_xyz.dtype == np.uint8
     assert np.array_equal(raw.label_xyz, label[..., 0])
+
+
+@pytest.mark.parametrize(("kind", "bytes_per_voxel"), [(np.uint8, 9), (np.int16, 10), (np.float32, 12)])
+def test_a_case_is_checked_without_a_label_in_double_precision(tmp_path: Path, kind: Any, bytes_per_voxel: int) -> None:
+    """Held are the files as they are, the image as numbers of 4 bytes, the label as one byte; more only by blocks."""
+    voxels = np.random.default_rng(0).integers(-1000, 1000, (160, 160, 161)).astype(np.int16)
+    label = (voxels > 900) * np.uint8(3)
+    case = Case("c", (save(tmp_path / "v.nii", voxels),), save(tmp_path / "l.nii", label.astype(kind)), "c")
+    tracemalloc.start()
+    raw = read_case(case)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(raw.label_xyz, label)  # type: ignore[arg-type]
+    assert peak < bytes_per_voxel * voxels.size + 2**23
+
+
+@pytest.mark.parametrize("last", [1, 3000])
+@pytest.mark.parametrize("odd", [0.5, 300, -1, np.nan])
+def test_a_label_that_is_none_is_found_in_the_last_plane(tmp_path: Path, last: int, odd: float) -> None:
+    label = np.zeros((20, 30, last), np.float32)
+    label[-1, -1, -1] = odd
+    image = save(tmp_path / "v.nii", np.arange(label.size, dtype=np.float32).reshape(label.shape))
+    raw, (finding,) = examine_case(Case("c", (image,), save(tmp_path / "l.nii", label), "c"))
+    assert (raw, finding.code, finding.found) == (None, "label-values", f"label {odd:g}")
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 1e300])

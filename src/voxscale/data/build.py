@@ -39,7 +39,7 @@ from voxscale.data.store import (
     seal,
     sizes_of,
 )
-from voxscale.data.volumes import Labels, RawCase, read_case
+from voxscale.data.volumes import Labels, RawCase, count_labels, read_case
 from voxscale.errors import DataError, InfrastructureError
 from voxscale.files import locked, publish, read_json, remove, remove_temporaries, sha256_of, write_json
 from voxscale.terminal import progress
@@ -265,7 +265,7 @@ def _write_case(
     if label_xyz is not None:
         _write_array(folder / "label.b2nd", label_xyz, chunks, blocks)
         checksums["label"] = Checksums.of(folder / "label.b2nd").as_json()
-        labels = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256)).tolist()
+        labels = np.flatnonzero(count_labels(label_xyz)).tolist()
         np.save(folder / "places.npy", _find_places(label_xyz, labels), allow_pickle=False)
     details: dict[str, Any] = {
         "shape": list(shape),

@@ -23,7 +23,7 @@ from voxscale.data.outcomes import Outcomes, examine_outcomes, target_strata
 from voxscale.data.room import bytes_of_case, refuse_beyond_memory, threads_with_room
 from voxscale.data.split import check_test_cases, label_strata, num_folds, split_cases
 from voxscale.data.synthetic import ensure_synthetic
-from voxscale.data.volumes import RawCase, examine_case, short_name
+from voxscale.data.volumes import RawCase, count_labels, examine_case, short_name
 from voxscale.errors import ConfigError, DataError, VoxscaleError
 from voxscale.memory import available_memory
 from voxscale.terminal import progress
@@ -188,7 +188,7 @@ def _check_case(case: Case, manifest: Manifest, config: Config) -> tuple[Facts |
 def _facts(case: Case, raw: RawCase, geometry: Geometry) -> Facts:
     axes = list(geometry.axes)
     spacing = voxel_sizes(raw.affine)[axes]
-    counts = np.bincount(raw.label_xyz.ravel()) if raw.label_xyz is not None else np.zeros(1, np.int64)
+    counts = count_labels(raw.label_xyz) if raw.label_xyz is not None else np.zeros(1, np.int64)
     ml = float(spacing.prod()) / 1000
     return Facts(
         case=case.id,

@@ -32,6 +32,7 @@ Affine = NDArray[np.float64]
 
 _ROUNDING = 1e-3  # what files with a scale factor leave of whole numbers
 _BLOCK = 1 << 20
+_SOME = 1 << 17  # voxels that are looked at together
 _MAX_OFFSET = 1 << 24  # header extensions
 _FLOAT_BYTES = 4
 _LONGEST = 1e9  # edge of a voxel, in whatever unit
@@ -237,14 +238,11 @@ def _as_labels(
         check.error("shape", path, f"shape {voxels.shape}", f"{volumes[0][0].shape[:3]} as the image", _ONE_GRID)
     if volumes and not np.allclose(affine, volumes[0][1], atol=1e-3):
         check.error("affine", path, _difference(affine, volumes[0][1]), "that of the image", _ONE_GRID)
-    with np.errstate(invalid="ignore"):
-        label_xyz = np.ascontiguousarray(np.rint(voxels)).astype(np.uint8)
-    whole = np.abs(label_xyz - voxels.astype(np.float64)) <= _ROUNDING
-    if not whole.all():
-        strange = float(voxels[~whole].flat[0])
+    label_xyz, strange = _as_bytes(voxels)
+    if strange is not None:
         check.error("label-values", path, f"label {strange:.10g}", "whole numbers 0 to 255", "repair the label")
         return None
-    values = np.flatnonzero(np.bincount(label_xyz.ravel(), minlength=256))
+    values = np.flatnonzero(count_labels(label_xyz))
     if declared and (unknown := sorted(set(values.tolist()) - set(declared) - {0})):
         check.error(
             "label-values", path, f"labels {unknown}", f"the declared {sorted(declared)}",
@@ -253,6 +251,29 @@ def _as_labels(
     if not values.any():
         check.warn("empty-label", path, "no labelled voxel", "at least one", "check that the label belongs here")
     return label_xyz
+
+
+def _as_bytes(voxels: NDArray[Any]) -> tuple[Labels, float | None]:
+    """(The voxels as bytes, a number that is none). By some planes: the whole in double precision would be large."""
+    label_xyz = np.empty(voxels.shape, np.uint8)
+    planes = max(1, _SOME * voxels.shape[-1] // voxels.size)
+    for first in range(0, voxels.shape[-1], planes):
+        some = voxels[..., first : first + planes].astype(np.float64)
+        part = label_xyz[..., first : first + planes]
+        with np.errstate(invalid="ignore"):
+            part[...] = np.rint(some)
+        whole = np.abs(part - some) <= _ROUNDING
+        if not whole.all():
+            return label_xyz, float(some[~whole].flat[0])
+    return label_xyz, None
+
+
+def count_labels(label_xyz: Labels) -> NDArray[np.int64]:
+    """How many voxels have each of the 256 values. By blocks: to count the whole would take eight times its size."""
+    flat, counts = label_xyz.reshape(-1), np.zeros(256, np.int64)
+    for first in range(0, flat.size, _SOME):
+        counts += np.bincount(flat[first : first + _SOME], minlength=256)
+    return counts
 
 
 def _difference(affine: Affine, other: Affine) -> str:
