@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,22 @@ def test_a_lock_is_exclusive_and_dies_with_its_owner(tmp_path: Path) -> None:
         owner.kill()
     with locked(path, wait=False):
         pass
+
+
+def test_a_wait_for_a_lock_is_told_and_ends_with_the_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from voxscale.files import locked\n"
+        "with locked(Path(sys.argv[1]), told='waiting'):\n print('held', flush=True); input()"
+    )
+    pipes: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "text": True}
+    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    with subprocess.Popen(command, **pipes) as owner:
+        assert owner.stdout.readline() == "held\n"
+        with subprocess.Popen(command, **pipes) as second:
+            assert second.stderr.readline() == "waiting\n"
+            assert second.poll() is None
+            assert owner.communicate("\n", timeout=20) == ("", ""), "who need not wait is told nothing"
+            assert second.communicate("\n", timeout=20) == ("held\n", "")
 
 
 def test_what_is_held_twice_is_held_until_both_are_gone(tmp_path: Path) -> None:

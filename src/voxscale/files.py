@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,17 +168,22 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[BinaryIO]:
+def locked(path: Path, *, wait: bool = True, told: str = "") -> Iterator[BinaryIO]:
     """Hold an exclusive lock on the file `path`, open; with `wait=False` raise BlockingIOError if it is taken.
 
-    A POSIX record lock: it also holds between hosts on NFS, and the kernel frees it when its owner dies.
+    Standard error is `told` of a wait, which may be long. A POSIX record lock: it also holds between hosts on NFS, and
+    the kernel frees it when its owner dies.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as stream:
         try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except PermissionError as error:  # POSIX allows EACCES as well as EAGAIN for a lock that is taken
-            raise BlockingIOError(str(error)) from error
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:  # POSIX allows EACCES too for a lock that is taken
+            if not wait:
+                raise BlockingIOError(str(error)) from error
+            if told:
+                print(told, file=sys.stderr, flush=True)
+            fcntl.lockf(stream, fcntl.LOCK_EX)
         yield stream
 
 

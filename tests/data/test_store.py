@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -349,10 +351,10 @@ def _prepare_together(source: str, root: str, barrier: Any, queue: multiprocessi
     build.read_case = read_slowly
     barrier.wait(60)
     began = time.monotonic()
-    store = _prepare_elsewhere(source, root)
-    queue.put(
-        {"began": began, "ended": time.monotonic(), "store": store.folder.name, "ids": store.ids(), "read": cases}
-    )
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        store = _prepare_elsewhere(source, root)
+    told = {"began": began, "ended": time.monotonic(), "said": said.getvalue()}
+    queue.put({**told, "store": store.folder.name, "ids": store.ids(), "read": cases})
 
 
 def test_two_may_prepare_at_once(dataset: Path, tmp_path: Path) -> None:
@@ -368,7 +370,10 @@ def test_two_may_prepare_at_once(dataset: Path, tmp_path: Path) -> None:
     assert second["began"] + 0.3 < first["ended"], "one had begun long before the other had ended"
     assert [first["store"]] == [second["store"]] == [path.name for path in tmp_path.iterdir() if path.is_dir()]
     assert first["ids"] == second["ids"] == open_store(tmp_path / first["store"]).ids()
-    assert sorted([first["read"], second["read"]], key=len) == [[], first["ids"]], "one builds, the other waits"
+    waits, builds = sorted([first, second], key=lambda told: len(told["read"]))
+    assert (waits["read"], builds["read"]) == ([], first["ids"]), "one builds, the other waits"
+    assert builds["said"] == ""
+    assert waits["said"] == f"waiting for whoever prepares these cases in {tmp_path / first['store']}\n"
 
 
 def test_a_killed_build_goes_on_where_it_was(dataset: Path, tmp_path: Path, data: Data, manifest: Manifest) -> None:

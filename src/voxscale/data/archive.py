@@ -74,7 +74,7 @@ def extract_archive(tar: Path, into: Path, *, max_bytes: int = MAX_BYTES, max_me
         folder = into / f"{readable}-{digest}"
         _keep(folder)
         if not folder.exists():
-            with locked(into / f".{folder.name}.lock"):
+            with locked(into / f".{folder.name}.lock", told=f"waiting for whoever unpacks {tar.name}"):
                 if not folder.exists():
                     for leftover in into.glob(f".{folder.name}.*{TEMPORARY_SUFFIX}"):
                         remove(leftover)

@@ -62,7 +62,7 @@ def prepare(manifest: Manifest, data: Data, root: Path, *, patch: Shape | None, 
                 return open_store(folder)
             except DamagedStore:
                 pass
-        with locked(root / f".{folder.name}.lock"):
+        with locked(root / f".{folder.name}.lock", told=f"waiting for whoever prepares these cases in {folder}"):
             if not _is_whole(folder):
                 _build(folder, manifest, data, patch, threads)
         return open_store(folder)
