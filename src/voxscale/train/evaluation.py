@@ -37,7 +37,7 @@ from voxscale.parallel import World, joined, leave
 from voxscale.plan.plan import Plan
 from voxscale.runs import RunFolder
 from voxscale.tasks import Task
-from voxscale.train.job import choose_backend, choose_device, open_run_store
+from voxscale.train.job import choose_backend, choose_device, open_run_store, threads_of_node
 from voxscale.train.ownership import refuse_other_origin
 from voxscale.train.rank import add_rank_arguments, require, run_as_rank
 from voxscale.train.trained import Trained, load_ensemble
@@ -108,7 +108,7 @@ def _volumes_of(
 ) -> tuple[list[Case], Store]:
     first = trained[0]
     if data is not None:
-        return _cases_elsewhere(first, data, environ)
+        return _cases_elsewhere(first, data, world, environ)
     cases, store = _cases_of_all(trained, split), open_run_store(first.run, first.config, world, environ)
     refuse_other_origin(first.run, first.config, store)
     return cases, store
@@ -133,7 +133,7 @@ def _outcomes_of(
     refuse_errors([*manifest.findings, *faults])
     if not manifest.cases:
         raise DataError(f"{data}: found no case", fix="give data with cases to evaluate")
-    store = prepare(manifest, options, root, patch=None)
+    store = prepare(manifest, options, root, patch=None, threads=threads_of_node(first.config, world))
     _refuse_other_channels(data, store, first.channels)
     return [replace(case, split=TEST) for case in manifest.cases], store, outcomes
 
@@ -171,11 +171,11 @@ def _cases_of_all(trained: Sequence[Trained] | Sequence[TrainedOutcome], split: 
     raise DataError(f"run {trained[0].run.root}: no case is in split {split!r}", fix="choose another --split")
 
 
-def _cases_elsewhere(first: Trained, data: Path, environ: Mapping[str, str]) -> tuple[list[Case], Store]:
+def _cases_elsewhere(first: Trained, data: Path, world: World, environ: Mapping[str, str]) -> tuple[list[Case], Store]:
     options = elsewhere(first.config, data)
     root = store_root(options, environ)
     manifest = find_cases(options, root)
-    store = prepare(manifest, options, root, patch=None)
+    store = prepare(manifest, options, root, patch=None, threads=threads_of_node(first.config, world))
     _refuse_other_channels(data, store, first.channels)
     known = Plan.read(first.run.plan).labels
     if unknown := sorted(set(store.labels) - set(known)):

@@ -256,17 +256,26 @@ def build_network(config: Config, plan: Plan, task: Task, outcomes: Outcomes | N
 
 
 def open_run_store(run: RunFolder, config: Config, world: World, environ: Mapping[str, str]) -> Store:
-    """The store that the launcher has left; a node that does not have it builds it, or copies it to its own disk."""
+    """The store that the launcher has left; a node that does not have it builds it, or copies it to its own disk.
+
+    One of its ranks builds, with the threads of all: the others wait, those of other nodes for `train.timeout_s`.
+    """
     root = store_root(config.data, environ)
     folder = root / Plan.read(run.plan).store
     if (folder / "index.json").exists():
         store = open_store(folder, check="files" if world.local_rank == 0 else "header")
     else:
         patch = None if config.patches.size == "full" else config.patches.size
-        store = prepare(find_cases(config.data, root), config.data, root, patch=patch)
+        manifest = find_cases(config.data, root)
+        store = prepare(manifest, config.data, root, patch=patch, threads=threads_of_node(config, world))
     if config.data.stage is not None:
         store = stage_store(store, _stage_folder(config.data.stage, environ))
     return store
+
+
+def threads_of_node(config: Config, world: World) -> int:
+    """Those of all ranks of this node, for what one of them does while the others wait."""
+    return world.local_size * (1 if config.train.threads == "auto" else config.train.threads)
 
 
 def _stage_folder(stage: str, environ: Mapping[str, str]) -> Path:
