@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,14 @@ def test_corrupt_yaml(tmp_path: Path, text: str, expected: str) -> None:
         read_config(path)
     assert expected in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_an_image_is_no_config_and_the_whole_data_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "img0.nii.gz").write_bytes(gzip.compress(b"voxels"))
+    with pytest.raises(ConfigError) as caught:
+        read_config(tmp_path / "img0.nii.gz")
+    assert caught.value.message.endswith("img0.nii.gz: cannot be read as text, expected a config in YAML")
+    assert "for data, the whole: a folder" in caught.value.fix
 
 
 def test_per_device_batch_becomes_global() -> None:

@@ -109,7 +109,12 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(
             f"{path}: no such config", fix="give a YAML file, a data folder, or one of recipes/*.yaml"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: cannot be read as text, expected a config in YAML",
+            fix="give one or, for data, the whole: a folder, a table, a list or a .tar",
+        ) from error
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}", fix="give a readable YAML file") from error
     content = parse_yaml(text, str(path))
     if not isinstance(content, dict):
