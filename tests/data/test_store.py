@@ -454,6 +454,32 @@ def test_stores_in_the_scratch_of_a_site_are_listed_and_pruned_there(
     assert list((tmp_path / "scratch" / "voxscale").glob("*/index.json")) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+def test_stores_of_others_do_not_keep_ones_own_from_being_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a scratch that users share; the largest come first."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o1777)
+    theirs, own = (Path(f"{n:024x}") for n in range(2))
+    for folder, owner, size in ((theirs, 0, 2000), (own, 4711, 10)):
+        (folder / "cases").mkdir(parents=True)
+        (folder / "cases" / "a").write_bytes(bytes(size))
+        for made in (folder / "in-use", Path(f".{folder.name}.lock")):
+            made.touch()
+            os.chown(made, owner, owner)
+        for made in (folder, *folder.rglob("*")):
+            os.chown(made, owner, owner)
+    os.seteuid(4711)
+    try:
+        pruned = prune_stores(Path(), idle_days=0)
+    finally:
+        os.seteuid(0)
+    assert [shelved.key for shelved in pruned] == [own.name]
+    assert (theirs / "cases" / "a").stat().st_size == 2000
+    assert not own.exists()
+
+
 @pytest.mark.parametrize("others", [["--list"], ["--verify"], ["--list", "--verify"]])
 def test_pruning_comes_alone(others: list[str], store: Store, cli_here: Cli, write_config: Any) -> None:
     done = cli_here("prepare", write_config(data__store=str(store.folder.parent)), "--prune", "0", *others)

@@ -54,7 +54,10 @@ def render_stores(stores: Sequence[Shelved], root: Path, title: str) -> str:
 
 
 def prune_stores(root: Path, *, idle_days: float) -> list[Shelved]:
-    """Delete what no one reads and no one has read for so many days. It is built or unpacked again when needed."""
+    """Delete what no one reads and no one has read for so many days. It is built or unpacked again when needed.
+
+    Where several share the root, what belongs to others stays.
+    """
     pruned = []
     for shelved in list_stores(root):
         if shelved.idle_days < idle_days:
@@ -66,7 +69,7 @@ def prune_stores(root: Path, *, idle_days: float) -> list[Shelved]:
                 remove(folder / "index.json")  # first: without it no one takes the rest for a store
                 remove(folder)
                 remove(stamp)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):  # someone reads it, or it is another user's
             continue
         pruned.append(shelved)
     return pruned
