@@ -101,6 +101,13 @@ def test_a_config_without_a_search() -> None:
         check_space(make())
 
 
+def test_trials_that_would_all_be_stopped_are_refused() -> None:
+    """They would count as lost, be started again, and fail."""
+    config = make({"optimizer.lr": {"grid": [1e-3]}}, base={"train": {"stop_after": {"steps": 3}}})
+    with pytest.raises(ConfigError, match="train.stop_after: found in the config of a search"):
+        check_space(config)
+
+
 def test_all_faults_of_a_space_come_at_once() -> None:
     assert complaints(
         {

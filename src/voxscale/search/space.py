@@ -60,6 +60,11 @@ def check_space(config: Config) -> None:
         raise ConfigError(
             "search: missing; expected what to search", fix="e.g. search.space={optimizer.lr: {grid: [1e-4, 1e-3]}}"
         )
+    if config.train.stop_after is not None:
+        raise ConfigError(
+            "train.stop_after: found in the config of a search, whose trials would all end early",
+            fix="add train.stop_after=null; search.scheduler stops trials that are not worth going on with",
+        )
     findings = [
         finding
         for path, dimension in config.search.space.items()
