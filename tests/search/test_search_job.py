@@ -209,6 +209,13 @@ def test_two_nodes_of_a_job_search_to_the_table_of_one_machine(
     assert (folder / "logs" / f"{last_job(folder)}-0" / "ray.json").exists(), "there was a cluster"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert (best["optimizer"]["lr"], best.get("search")) == (LRS[BEST], None)
+    before, job = metrics(folder), last_job(folder)
+    again = desk.search(config, folder, "--json")
+    assert again.code == 0, again.err
+    assert f"{folder}: done already; --fresh searches anew" in again.err
+    assert "submitted" not in again.err
+    assert (metrics(folder), last_job(folder)) == (before, job), "no job waits to do nothing"
+    assert again.json["best"] == done.json["best"]
 
 
 def test_the_job_as_text() -> None:

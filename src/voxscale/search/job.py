@@ -44,6 +44,7 @@ from voxscale.launch.sbatch import (
 )
 from voxscale.runs import RunFolder, SearchFolder
 from voxscale.search.opening import check_unprepared, continued_search, draft_search, share_of_trial
+from voxscale.search.results import read_finished
 
 _WRITE_S = 5  # of the time to save, for the driver itself
 _STEPS = 'cat "$run/launch/steps" 2>/dev/null || echo 0'  # changes whenever there is something new to continue from
@@ -89,10 +90,13 @@ def draft_search_job(
 def search_on_slurm(draft: SearchJob, environ: Mapping[str, str], *, fresh: bool) -> list[Submitted]:
     """Submit the search and, unless detached, follow it to its end; inside an allocation it runs there and then.
 
-    Raises what made it fail or stop early.
+    Raises what made it fail or stop early. Nothing is submitted where nothing is left to do.
     """
     run = RunFolder(draft.folder.root)
     refuse_if_queued(run, environ)
+    if not fresh and read_finished(draft.folder, draft.config) is not None:
+        print(f"{run.root}: done already; --fresh searches anew", file=sys.stderr)
+        return []
     if fresh and draft.folder.exists:
         move_aside(run)
     run.make()
