@@ -57,6 +57,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 
+    def hang_up(self) -> None:
+        """What closing its window does: the system tells all that was started there, not the command alone."""
+        os.killpg(self._child.pid, signal.SIGHUP)
+
     def until(self, pattern: str, timeout: float = 60) -> re.Match[str]:
         """Wait until the pattern was shown."""
         deadline = time.monotonic() + timeout

@@ -27,6 +27,7 @@ import pytest
 from conftest import Cli, Finished
 from lab.ray import COUNT_NODES, RayLab, Seat, all_pids, await_step, environ_of, kill, ranks_in, step_of, words_of
 from lab.slurm import until
+from lab.terminal import Terminal
 from voxscale.config.load import read_config
 from voxscale.launch import ray_access
 from voxscale.search.samplers import propose
@@ -342,6 +343,25 @@ def test_a_driver_that_is_told_to_stop_or_killed_goes_on_where_it_was(
     monkeypatch.setattr(ray_access, "_NEW_S", 0.0)
     ray_access._sweep(seat.room)
     assert not list(seat.room.glob("vx-*"))
+
+
+@pytest.mark.cluster
+def test_who_closes_the_terminal_is_told_how_far_the_trials_have_come(seat: Seat) -> None:
+    """The signal ends Ray, too: its ranks save by themselves, which the driver waits for."""
+    config = seat.write("closed.yaml", search={"space": {"train.batch": {"grid": [4, 6]}}, "max_concurrent": 2})
+    folder = seat.folder / "closed"
+    words = (sys.executable, "-m", "voxscale", "search", config, "--run", folder)
+    with seat.slowly(), Terminal(*words, env=seat.environ) as terminal:
+        for index in (0, 1):
+            terminal.until(rf"{index} +running +[2-9]/", 120)
+        terminal.hang_up()
+        assert terminal.wait(60) == 75, terminal.text
+        reached = {f"{index}": step_of(trial(folder, index)) for index in (0, 1)}
+    assert "stopped by signal SIGHUP" in terminal.text
+    assert ledger(folder)[-1] == {"event": "stop", "reason": "signal SIGHUP", "steps": reached}
+    assert {row["trial"]: int(row["steps"]) for row in table(folder)} == reached
+    saved = [read_events(trial(folder, index) / "events.jsonl")[-1] for index in (0, 1)]
+    assert [(event["event"], event["step"]) for event in saved] == [("stop", step) for step in reached.values()]
 
 
 @pytest.mark.cluster

@@ -310,6 +310,7 @@ class Driver:
         deadline = time.monotonic() + self._save_time_s
         while self.running and time.monotonic() < deadline:
             if not self._cluster.answers:  # told to end as we were, and the ranks save by themselves
+                self._await_saved(deadline)
                 break
             self._look()
         for started in self.running.values():
@@ -328,6 +329,11 @@ class Driver:
             f"what the others had reached is saved",
             fix="start the same command again to continue",
         )
+
+    def _await_saved(self, deadline: float) -> None:
+        """Wait for ranks that there is no Ray to ask about: each holds its run until its state is on disk."""
+        while any(is_live(started.run) for started in self.running.values()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
     # words
 
