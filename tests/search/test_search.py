@@ -25,7 +25,19 @@ from typing import Any
 import pytest
 
 from conftest import Cli, Finished
-from lab.ray import COUNT_NODES, RayLab, Seat, all_pids, await_step, environ_of, kill, ranks_in, step_of, words_of
+from lab.ray import (
+    COUNT_NODES,
+    RayLab,
+    Seat,
+    all_pids,
+    await_step,
+    environ_of,
+    kill,
+    program_name,
+    ranks_in,
+    step_of,
+    words_of,
+)
 from lab.slurm import until
 from lab.terminal import Terminal
 from voxscale.config.load import read_config
@@ -362,6 +374,52 @@ def test_who_closes_the_terminal_is_told_how_far_the_trials_have_come(seat: Seat
     assert {row["trial"]: int(row["steps"]) for row in table(folder)} == reached
     saved = [read_events(trial(folder, index) / "events.jsonl")[-1] for index in (0, 1)]
     assert [(event["event"], event["step"]) for event in saved] == [("stop", step) for step in reached.values()]
+
+
+@pytest.mark.cluster
+def test_an_embedded_raylet_that_is_killed_is_said_and_the_same_command_goes_on(
+    reference: Reference, seat: Seat, config: Path
+) -> None:
+    """No other node will ever come, so nothing is waited for."""
+    folder = seat.folder / "nodeless"
+    asked = ("search", config, "--run", folder)
+    with seat.slowly() as at_full_speed:
+        with seat.started(*asked) as driver:
+            await_step(trial(folder, 0), 6)
+            (raylet,) = [pid for pid in seat.processes() if program_name(pid) == "raylet"]
+            kill(raylet)
+            done = seat.end_of(driver, timeout_s=60)
+        assert done.code == 4, done.err
+        assert "the Ray that was started here has lost its node" in done.err
+        assert "Traceback" not in done.err
+        assert not list(seat.room.glob("vx-*"))
+        at_full_speed()
+        done = seat.run(*asked)
+    assert done.code == 0, done.err
+    assert table(folder) == table(reference.folder)
+    assert happened(folder, "end") == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.cluster
+def test_a_search_that_has_no_node_left_says_so_and_goes_on_with_one_that_joins(seat: Seat) -> None:
+    search = {"space": {"train.batch": {"grid": [4]}}, "per_trial": {"devices": 2}}
+    config, folder = seat.write("needs-two.yaml", search=search), seat.folder / "waits-for-a-node"
+    words = (sys.executable, "-m", "voxscale", "search", config, "--run", folder)
+    waiting = "warning: no node of the Ray cluster has 2 CPUs any more; waiting for one to join"
+    with (
+        RayLab(nodes=2) as lab,
+        seat.slowly() as at_full_speed,
+        Terminal(*words, env={**seat.environ, **lab.environ}) as terminal,
+    ):
+        terminal.until(r"0 +running +[6-9]/", 120)
+        lab.kill(1)
+        terminal.until(waiting)
+        lab.add_node()
+        at_full_speed()
+        assert terminal.wait(120) == 0, terminal.text
+    assert terminal.text.count(waiting) == 1
+    assert [row["state"] for row in table(folder)] == ["done"]
+    assert happened(folder, "lost") == happened(folder, "end") == {0: 1}
 
 
 @pytest.mark.cluster

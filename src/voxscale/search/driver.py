@@ -152,8 +152,12 @@ class Driver:
 
     def room(self) -> int:
         """How many trials may run at once; nodes may have come or gone."""
-        most = self.search.max_concurrent
-        return self._room.trials() if most == "auto" else min(self._room.trials(), most)
+        most, room = self.search.max_concurrent, self._room.trials()
+        if not room and self._cluster.is_ours:
+            raise LostHeadError("the Ray that was started here has lost its node", fix="start the same command again")
+        if not room:
+            self._warn_once(f"no node of the Ray cluster has {self.opened.share} any more; waiting for one to join")
+        return room if most == "auto" else min(room, most)
 
     def _next_trial(self) -> Trial | None:
         """The first that waits, unless ranks of an earlier start still save its state; else a new one."""
