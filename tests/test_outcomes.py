@@ -557,6 +557,8 @@ def _other(role: str) -> str:
         ("validate.horizons=[year]", "expected a number and a unit of d, w, m or y"),
         ("validate.metric=brier/2y", "as the others are measured of the best model alone"),
         ("loss.name=mse", "loss: found mse, expected cox for survival"),
+        ("train.batch=1", "train.batch: found 1 over all devices, expected 2 or more, as loss cox compares the cases"),
+        ("train.batch={per_device: 1}; train.devices=1", "train.batch: found 1 over all devices"),
         ("train.init_from=nowhere", "nowhere: found nothing there, expected a run that has trained"),
         ("train.freeze={encoder: 3}", "found 3 epochs of 3; expected fewer"),
         ("data.regions={a: [1]}", "expected with segmentation alone"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from voxscale.config.load import differences, read_config, render_config
+from voxscale.config.losses import CoxOptions
 from voxscale.config.models import OwnOptions
 from voxscale.config.own import find_function
 from voxscale.config.schema import Config
@@ -93,6 +94,7 @@ def draft_run(
     count, why = choose_devices(devices, machine, batch, nodes=nodes, preferred=preferred)
     settled = _with_free_fields(held, config) if held else resolve(config, machine, devices=count, nodes=nodes)
     split_batch(settled.train.global_batch, nodes * count, settled.train.micro_batch)
+    _refuse_lone_cases(settled)
     if settled.data.synthetic is None:
         check_source(settled.data)
     return Draft(run, config, settled, count, nodes, why, held=held is not None, fresh=fresh)
@@ -283,6 +285,15 @@ def _held_config(run: RunFolder, asked: Config) -> Config:
             fix="choose another folder with --run, or --fresh to move the old run aside and start anew",
         )
     return held
+
+
+def _refuse_lone_cases(config: Config) -> None:
+    """Of a case by itself Cox's loss is 0, whatever its risk: a run would end well without having learnt anything."""
+    if isinstance(config.loss, CoxOptions) and config.train.global_batch == 1:
+        raise ConfigError(
+            "train.batch: found 1 over all devices, expected 2 or more, as loss cox compares the cases of a batch",
+            fix="e.g. train.batch=8; where memory is short, train.micro_batch=1 with it leaves the result as it is",
+        )
 
 
 def _with_free_fields(held: Config, asked: Config) -> Config:
