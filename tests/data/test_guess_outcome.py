@@ -190,6 +190,14 @@ def test_an_empty_cell_however_it_is_written_leaves_the_column_out(empty: str, t
     assert "left out: 'bmi' (1 empty cells: row 2); 'smoker' (3 empty cells: row 3, 7, 8)" in guess.said
 
 
+def test_numbers_with_a_decimal_comma_are_left_out_and_said(tmp_path: Path) -> None:
+    table = _cohort(tmp_path, bmi=["20.5", "21", "22.5"] * 4)
+    table.write_text(table.read_text().replace(",", ";").replace(".5", ",5"))
+    guess = _accepted(table)
+    assert _features(guess) == ["age"]
+    assert "left out: 'bmi' (8 among numbers that are none, e.g. '20,5': row 2, 4, 5, 7, 8, 10, 11, 13)" in guess.said
+
+
 def test_a_guess_passes_its_own_check(tmp_path: Path) -> None:
     rare = ["no"] * 12
     rare[3] = "weekly"

@@ -54,6 +54,16 @@ def test_what_stands_for_an_empty_cell_is_no_category() -> None:
     ]
 
 
+def test_numbers_with_a_decimal_comma_are_no_words() -> None:
+    """As spreadsheets of many countries write them: each is named, none becomes a category."""
+    cases = cases_of(*({**ROW, "age": age} for age in ("20,5", "21", "20,5", "21,5")))
+    _, findings = examine_outcomes(config_of(features=["age"]), cases)
+    found = [(each.code, each.file, each.found) for each in findings if each.case]
+    assert found == [
+        ("bad-feature", f"row {row}", f"'{age}' in 'age'") for row, age in ((2, "20,5"), (4, "20,5"), (5, "21,5"))
+    ]
+
+
 def test_a_column_that_never_changes_does_no_harm() -> None:
     outcomes = make_outcomes(config_of(features=["age"]), cases_of(ROW, ROW))
     assert outcomes.features.tolist() == [[0.0], [0.0]]

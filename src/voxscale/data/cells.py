@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 LARGEST = 1e30  # of which the square is a number still, and which 32 bits hold
 _EMPTY = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "-", "?"}  # as R, pandas and spreadsheets write it
@@ -47,6 +47,14 @@ def is_number(cell: str) -> bool:
 
 def is_finite(cell: str) -> bool:
     return _is(finite, cell)
+
+
+def are_numbers(cells: Sequence[str]) -> bool:
+    """Whether most are, so that the others would have to be.
+
+    With a decimal comma they are meant to be: no parser takes them, but words they are not.
+    """
+    return sum(is_number(cell.replace(",", ".", 1)) for cell in cells) * 2 > len(cells)
 
 
 def _is(parse: Callable[[str], float], cell: str) -> bool:

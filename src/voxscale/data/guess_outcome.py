@@ -14,7 +14,7 @@ from voxscale.config.horizons import FollowUp, TimeUnit, choose_horizons
 from voxscale.config.load import make_config, with_fold
 from voxscale.config.schema import Config
 from voxscale.data.cases import TRAIN, Case
-from voxscale.data.cells import is_empty, is_finite, is_number
+from voxscale.data.cells import are_numbers, is_empty, is_finite
 from voxscale.data.column_names import (
     CLASSES,
     EVENTS,
@@ -135,7 +135,7 @@ def _looks_like_event(column: str, cells: Sequence[str]) -> bool:
 
 
 def _looks_like_time(column: str, cells: Sequence[str]) -> bool:
-    return (says_outcome(column) or unit_in(column) is not None) and _are_numbers(cells)
+    return (says_outcome(column) or unit_in(column) is not None) and are_numbers(cells)
 
 
 def _said(task: str, targets: Sequence[str], content: table.Table) -> str:
@@ -179,7 +179,7 @@ def _useless(content: table.Table, column: str) -> str:
         return "one value"
     if any(cell.lower().endswith((*VOLUME_ENDINGS, *IMAGE_ENDINGS)) for cell in distinct):
         return "paths"
-    if not _are_numbers(cells):
+    if not are_numbers(cells):
         return f"{len(distinct)} different words" if len(distinct) > _MOST_CATEGORIES else ""
     odd = [cell for cell in cells if not is_finite(cell)]
     if not odd:
@@ -193,11 +193,6 @@ def _in_rows(content: table.Table, column: str, is_so: Callable[[str], bool]) ->
     rows = [str(number) for number, row in content.rows.items() if is_so(row[column].strip())]
     more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
     return f"row {', '.join(rows[:_MOST_ROWS])}{more}"
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Whether most are, so that the others would have to be."""
-    return sum(map(is_number, cells)) * 2 > len(cells)
 
 
 def _folds(task: str, data: Mapping[str, Any], cases: Sequence[Case]) -> list[Outcomes]:

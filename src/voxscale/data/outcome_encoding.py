@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from voxscale.data.cases import TRAIN, Case
-from voxscale.data.cells import LARGEST, at_most, finite, is_empty, is_finite, is_number
+from voxscale.data.cells import LARGEST, are_numbers, at_most, finite, is_empty, is_finite, is_number
 from voxscale.data.findings import Finding
 from voxscale.data.formats.sources import error, shown, warning
 from voxscale.data.outcome_columns import OutcomeColumns
@@ -166,7 +166,7 @@ def _fit_classes(columns: OutcomeColumns, training: Sequence[Case]) -> tuple[str
 def _fit_feature(column: str, training: Sequence[Case], findings: list[Finding]) -> Numeric | Categorical:
     """Numbers where most cells are, else categories."""
     cells = [cell for case in training if not is_empty(cell := case.row.get(column, "").strip())]
-    if sum(map(is_number, cells)) * 2 > len(cells):
+    if are_numbers(cells):
         return _fit_numbers(column, training)
     categories = tuple(sorted(set(cells), key=_in_number_order))
     if len(categories) > _MOST_CATEGORIES:
