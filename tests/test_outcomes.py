@@ -191,6 +191,20 @@ def test_what_is_predicted_is_what_was_evaluated(cli_here: Cli, trained: Path, c
     assert "is there already" in again.err
 
 
+def test_what_cannot_be_predicted_or_written_is_known_at_once(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "file").touch()
+    for place in ("folder.csv", "file/p.csv"):
+        done = cli_here("predict", trained, cohort, "--out", tmp_path / place, "--overwrite")
+        assert (done.code, "found a place where no file can be" in done.err) == (2, True), done.err
+    image = cohort.parent / "images" / "P001.nii.gz"
+    done = cli_here("predict", trained, image, "--out", tmp_path / "p.csv")
+    assert done.code == 2
+    assert "found the image P001.nii.gz, expected a table of images" in done.err
+
+
 class Squares(torch.nn.Module):
     """Linear in the squares of a row's features, which overflow where a feature is huge."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,10 +66,7 @@ def predict_table(
     threads: int = 1,
 ) -> Predicted:
     """Predict every case of `table` into the table `out`; what the runs need of it is checked before any image is."""
-    if out.suffix.lower() != ".csv":
-        raise ConfigError(f"--out {out}: expected the name of a .csv table", fix="e.g. --out predicted.csv")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"--out {out}: is there already", fix="choose another name, or --overwrite")
+    _check_out(out, overwrite=overwrite)
     torch.set_num_threads(threads)
     trained = load_outcomes(runs, checkpoint, choose_device(World()))
     for each in trained:
@@ -98,6 +96,19 @@ def predict_table(
         columns = [name for name in predicted.rows[0] if name not in ("case", "patient")]
         write_csv(out, ("case", "patient", *columns), predicted.rows)
     return predicted
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    """It is written last: that it cannot be should be known before hours of predicting."""
+    if out.suffix.lower() != ".csv":
+        raise ConfigError(f"--out {out}: expected the name of a .csv table", fix="e.g. --out predicted.csv")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"--out {out}: found a place where no file can be, expected one for a table", fix="choose another"
+        )
+    if out.exists() and not overwrite:
+        raise ConfigError(f"--out {out}: is there already", fix="choose another name, or --overwrite")
 
 
 def _by_case(findings: Iterable[Finding]) -> list[DataError]:

@@ -13,6 +13,8 @@ import torch
 
 from voxscale.config.load import read_config
 from voxscale.data.build import store_root
+from voxscale.data.formats.sources import VOLUME_ENDINGS
+from voxscale.data.images import IMAGE_ENDINGS
 from voxscale.errors import ConfigError, DataError
 from voxscale.infer.inputs import find_inputs
 from voxscale.infer.outputs import Kind, Making, Outputs
@@ -22,6 +24,8 @@ from voxscale.runs import RunFolder, runs_of
 from voxscale.train.job import choose_device
 from voxscale.train.outcome_prediction import Predicted, predict_table
 from voxscale.train.trained import Trained, load_ensemble
+
+_TABLE = "voxscale predict RUN TABLE.csv --out FILE.csv"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,12 @@ def predict_paths(
         if len(files) > 1 or choice != Choice(checkpoint=choice.checkpoint):
             raise ConfigError(
                 "predict: found what belongs to label maps, expected one table, as the run predicts outcomes",
-                fix="voxscale predict RUN TABLE.csv --out FILE.csv",
+                fix=_TABLE,
+            )
+        if files[0].name.lower().endswith((*VOLUME_ENDINGS, *IMAGE_ENDINGS)):
+            raise ConfigError(
+                f"predict: found the image {files[0].name}, expected a table of images, as the run predicts outcomes",
+                fix=_TABLE,
             )
         return predict_table(
             runs, files[0], out, environ, checkpoint=choice.checkpoint, overwrite=overwrite, threads=threads
