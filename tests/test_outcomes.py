@@ -11,8 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sksurv.linear_model.coxph import BreslowEstimator
+from sksurv.metrics import brier_score, concordance_index_censored, concordance_index_ipcw, cumulative_dynamic_auc
+from sksurv.util import Surv
 from yaml import safe_dump, safe_load
 
 from conftest import Cli
@@ -203,6 +207,38 @@ def test_what_cannot_be_predicted_or_written_is_known_at_once(
     done = cli_here("predict", trained, image, "--out", tmp_path / "p.csv")
     assert done.code == 2
     assert "found the image P001.nii.gz, expected a table of images" in done.err
+
+
+def test_scores_of_a_run_are_those_of_scikit_survival_given_its_training_cases(
+    cli_here: Cli, trained: Path, cohort: Path, tmp_path: Path
+) -> None:
+    """The baseline and the censoring distribution are of the cases that trained, and of no others."""
+    done = cli_here("predict", trained, cohort, "--out", tmp_path / "predicted.csv")
+    assert done.code == 0, done.err
+    predicted = {row["case"]: row for row in csv.DictReader((tmp_path / "predicted.csv").open())}
+    known = {row["patient"]: row for row in csv.DictReader(cohort.open())}
+    cases, outcomes, risks = {}, {}, {}
+    for part in ("train", "val"):
+        split = csv.DictReader((trained / "split.csv").open())
+        cases[part] = [row["case"] for row in split if row["split"] == part]
+        rows = [known[case] for case in cases[part]]
+        outcomes[part] = Surv.from_arrays([row["event"] == "1" for row in rows], [float(row["time"]) for row in rows])
+        risks[part] = np.array([float(predicted[case]["risk"]) for case in cases[part]])
+    train, val, risk = outcomes["train"], outcomes["val"], risks["val"]
+    curves = BreslowEstimator().fit(risks["train"], train["event"], train["time"]).get_survival_function(risk)
+    found = json.loads((trained / "metrics.json").read_text())["summary"]
+    expected = {
+        "cindex/harrell": concordance_index_censored(val["event"], val["time"], risk)[0],
+        "cindex/uno": concordance_index_ipcw(train, val, risk, 5 * 365.25)[0],
+    }
+    for year in range(1, 6):
+        at = year * 365.25
+        survival = np.array([curve(at) for curve in curves])
+        written = [float(predicted[case][f"survival/{year}y"]) for case in cases["val"]]
+        assert written == pytest.approx(survival, rel=1e-6)
+        expected[f"brier/{year}y"] = brier_score(train, val, survival, at)[1][0]
+        expected[f"auc/{year}y"] = cumulative_dynamic_auc(train, val, risk, [at])[0][0]
+    assert {name: found[name]["mean"] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 class Squares(torch.nn.Module):
@@ -458,7 +494,7 @@ def test_all_that_is_wrong_is_said_at_once(cli_here: Cli, cohort: Path, tmp_path
         "row 5: found 'inf' in 'age', expected a finite number",
         "row 6: found no such file at 'images/none.nii.gz'",
         "found 'weekly' in 'smoker', expected one that a training case has: 'former', 'no', 'yes'",
-        "cut.nii.gz: found",
+        "row 17: cut.nii.gz: found",
     ):
         assert done.err.count(said) == 1
     assert not (tmp_path / "run").exists()
