@@ -201,6 +201,19 @@ def test_what_killed_writers_left_goes_with_the_next_start(train: Callable[..., 
     assert [path for path in (*left, others) if path.exists()] == [others]
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train: Callable[..., Finished], tmp_path: Path) -> None:
+    """They may be on a disk that is not mounted just now."""
+    run, elsewhere = RunFolder(tmp_path / "run"), tmp_path / "elsewhere"
+    assert train("run", train__stop_after={"steps": 3}).code == 75
+    run.checkpoints.rename(elsewhere)
+    refused = train("run")
+    assert refused.code == 3, refused.err
+    assert "checkpoints: found no checkpoint, expected that of step 3, which was saved" in refused.err
+    elsewhere.rename(run.checkpoints)
+    assert train("run").code == 0
+    assert [event["step"] for event in read_events(run.events) if event["event"] == "resume"] == [3]
+
+
 def test_a_damaged_best_does_not_keep_a_run_from_its_end(train: Callable[..., Finished], tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     fields = {"optimizer__lr": 1e-12, "train__epochs": 3}  # nothing is learnt, so the first validation stays the best
