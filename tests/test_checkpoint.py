@@ -61,6 +61,7 @@ def test_it_is_on_disk_before_anything_names_it(run: RunFolder, disk_log: DiskLo
     assert len(list(folder.iterdir())) == 4
     for path in (folder, run.last, run.best):
         disk_log.expect_published(path)
+    assert ("sync", run.root, ["checkpoints"]) in disk_log.entries, "the first has a folder of its own made for it"
 
 
 def test_those_who_may_see_the_folder_may_read_all_of_it(run: RunFolder) -> None:

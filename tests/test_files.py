@@ -62,6 +62,13 @@ def test_content_is_on_disk_before_its_name_is_and_that_before_anything_else(tmp
         disk_log.expect_published(path)
 
 
+def test_folders_that_are_made_on_the_way_are_on_disk_too(tmp_path: Path, disk_log: DiskLog) -> None:
+    write_text(tmp_path / "outer" / "inner" / "file", "new")
+    synced = {path: content for kind, path, content in disk_log.entries if kind == "sync"}
+    assert synced[tmp_path] == ["outer"]
+    assert synced[tmp_path / "outer"] == ["inner"]
+
+
 def test_what_need_not_last_is_not_waited_for(tmp_path: Path, disk_log: DiskLog) -> None:
     write_text(tmp_path / "file", "soon replaced", durable=False)
     assert [kind for kind, *_ in disk_log.entries] == ["rename"]

@@ -32,6 +32,7 @@ def publish(path: Path, *, durable: bool = True) -> Iterator[Path]:
     an older one; a folder must not exist yet. What is soon replaced again need not be `durable`: no reader sees a
     part of it, but after a power cut it may be lost.
     """
+    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     try:
@@ -40,7 +41,8 @@ def publish(path: Path, *, durable: bool = True) -> Iterator[Path]:
             _sync_tree(temporary)
         temporary.rename(path)
         if durable:
-            _sync(path.parent)
+            for folder in (path.parent, *(each.parent for each in made)):
+                _sync(folder)
     except BaseException as error:
         remove(temporary)
         if isinstance(error, OSError) and error.filename is None:
