@@ -178,7 +178,9 @@ def test_what_may_be_whole_is_not_passed_over(run: RunFolder) -> None:
         load_last(run, pytest.fail)
 
 
-@pytest.mark.parametrize("state", [b"[1]", b"{}", b'{"schema":1}', b'{"schema":1,"step":7}'])
+@pytest.mark.parametrize(
+    "state", [b"[1]", b"{}", b'{"schema":1}', b'{"schema":1,"step":7}', pytest.param(b"[" * 10**5, id="deep")]
+)
 def test_a_state_that_is_none_is_damage(run: RunFolder, state: bytes) -> None:
     """Even under a manifest that fits: the last is of another step, a folder under a wrong name."""
     folder = save_checkpoint(run, make_checkpoint(1), keep=1, is_best=False)

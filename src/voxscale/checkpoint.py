@@ -200,7 +200,7 @@ def _state(folder: Path, content: bytes) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(content)
         schema, name = state.pop("schema"), f"step-{state['step']:08d}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCheckpointError(f"{folder}: {_STATE} does not hold a run's state") from error
     if schema != SCHEMA_VERSION:
         raise DataError(
