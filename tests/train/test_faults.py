@@ -66,6 +66,25 @@ def test_a_signal_saves_and_exits_75(
     assert read_events(run / "events.jsonl")[-1]["event"] == "stop"
 
 
+@pytest.mark.ranks
+def test_a_step_that_takes_longer_than_saving_may_is_ended_first(
+    session_environ: dict[str, str], write_config: WriteConfig, networks_folder: Path, tmp_path: Path
+) -> None:
+    """Of minutes, on a laptop; here of 4 s, and ranks get one to save."""
+    plain = {"train__precision": "fp32", "train__compile": False, "train__channels_last": False}  # nothing to try first
+    run, config = tmp_path / "run", write_config(model={"name": "networks:build_slow"}, train__epochs=20, **plain)
+    code = "import voxscale.launch.local as local; local.SAVE_TIME_S = 1; from voxscale.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", config, "--run", run, "--devices", "2"]
+    slow = {**session_environ, "SLOW_STEPS": "4"}
+    with subprocess.Popen(command, env=slow, cwd=networks_folder, stderr=subprocess.PIPE, text=True) as job:
+        wait_for_step(run, 1)
+        job.terminate()
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 75, err
+    assert re.search(r"error: stopped at step \d+ of 100", err), err
+    assert (run / "checkpoints" / "last").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_after_the_end_is_too_late_to_stop_anything(
     session_environ: dict[str, str], write_config: WriteConfig, tmp_path: Path, number: signal.Signals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +18,13 @@ from voxscale.launch.meeting import Place
 from voxscale.launch.outcome import judge, read_failure
 from voxscale.launch.ranks import start_ranks, sweep_agent_folders
 from voxscale.runs import ON_LOCAL, RunFolder, error_files
+from voxscale.train.events import parse_events
 from voxscale.train.ownership import is_live
 
-SAVE_TIME_S = 60  # what ranks get to save their state after a signal
+SAVE_TIME_S = 60  # what ranks get to save their state after a signal, and after the step that they are at
 _WORKER = "voxscale.train.worker"
 EVALUATION = "voxscale.train.evaluation"
+_TAIL_BYTES = 65536  # of the events: the last steps
 
 
 def sweep_leftovers() -> None:
@@ -49,7 +51,8 @@ def train_local(
         failures: list[str] = []
         stopped: StoppedEarly | None = None
         try:
-            failures = _start_ranks([_WORKER, str(run.root), *profile_words(profile)], reports, devices)
+            words = [_WORKER, str(run.root), *profile_words(profile)]
+            failures = _start_ranks(words, reports, devices, step_s=partial(_longest_step_s, run))
         except StoppedEarly as signalled:
             stopped = signalled  # the ranks may have come far enough to say more
         finally:
@@ -146,9 +149,23 @@ def render_commands(run: RunFolder, devices: int, *, profile: bool = False) -> l
     return lines if devices % 2 == 0 else lines[:2]
 
 
-def _start_ranks(arguments: Sequence[str], reports: Path, devices: int) -> list[str]:
+def _start_ranks(
+    arguments: Sequence[str], reports: Path, devices: int, *, step_s: Callable[[], float] = float
+) -> list[str]:
     arguments = ["-m", *arguments, "--reports", str(reports)]
-    failures, received = start_ranks(arguments, devices, place=Place(), save_time_s=SAVE_TIME_S, watched=reports)
+    failures, received = start_ranks(
+        arguments, devices, place=Place(), save_time_s=SAVE_TIME_S, step_s=step_s, watched=reports
+    )
     if failures and received:
         raise StoppedEarly(f"stopped by {received[0].name}; nothing new was saved", fix="start the same command again")
     return [str(failure) for failure in failures]
+
+
+def _longest_step_s(run: RunFolder) -> float:
+    """Seconds of the longest of the last steps, twice: they vary. Nothing is saved in the midst of one."""
+    try:
+        with run.events.open("rb") as stream:
+            stream.seek(max(0, run.events.stat().st_size - _TAIL_BYTES))
+            return 2 * max((row.get("step_s", 0.0) for row in parse_events(stream.read().splitlines())), default=0.0)
+    except OSError:  # no step was taken yet
+        return 0.0

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,13 +62,15 @@ def start_ranks(
     *,
     place: meeting.Place,
     save_time_s: float,
+    step_s: Callable[[], float] = float,
     watched: Path | None = None,
 ) -> tuple[list[RankFailure], list[signal.Signals]]:
     """Run `python ARGUMENTS` as this node's ranks under torch's elastic agent, and wait for them.
 
-    Signals are passed on to the ranks, which get `save_time_s` to save. Where another node has written a failure to
-    `watched`, the ranks here are ended too. Returns the ranks that failed first, and the signals received. Raises
-    UnableError where the nodes have come but do not reach each other.
+    Signals are passed on to the ranks, which get `save_time_s` to save, after as long as `step_s` then says that their
+    step may take. Where another node has written a failure to `watched`, the ranks here are ended too. Returns the
+    ranks that failed first, and the signals received. Raises UnableError where the nodes have come but do not reach
+    each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a node that ends first is no news to the others
@@ -98,7 +100,7 @@ def start_ranks(
     loopback = dict.fromkeys(meeting.INTERFACES, "lo") if place.nodes == 1 else {}
     with (
         _variables(loopback),
-        _signals_passed_on(save_time_s) as received,
+        _signals_passed_on(save_time_s, step_s) as received,
         _death_told(place.index * devices, received, watched),
         _agent_folder() as logs,
         _watching(watched, logs),
@@ -150,7 +152,7 @@ def _variables(added: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
+def _signals_passed_on(save_time_s: float, step_s: Callable[[], float] = float) -> Iterator[list[signal.Signals]]:
     """Pass signals to the child processes, however often they come; yields the list of those received.
 
     The agent's own handlers raise, so a second signal would cut short its waiting for the first one's work.
@@ -163,12 +165,13 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
         timer.daemon = True
         return timer
 
-    patience = after(save_time_s, signal.SIGKILL)
+    patience: list[threading.Timer] = []
 
     def pass_on(number: int, frame: Any) -> None:
         received.append(signal.Signals(number))
         if len(received) == 1:
-            patience.start()
+            patience.append(after(save_time_s + step_s(), signal.SIGKILL))
+            patience[0].start()
         # Python answers SIGINT with a traceback, and those who ignore SIGHUP inherited that
         told = signal.SIGTERM if number in (signal.SIGINT, signal.SIGHUP) else number
         after(_PASS_ON_S, told).start()
@@ -181,7 +184,8 @@ def _signals_passed_on(save_time_s: float) -> Iterator[list[signal.Signals]]:
         yield received
     finally:
         os.environ.pop("VOXSCALE_PARENT")
-        patience.cancel()
+        for timer in patience:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if received else handler)
 
