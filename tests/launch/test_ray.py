@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -152,6 +153,23 @@ def test_a_signal_saves_and_the_same_command_continues(
     resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "resume"]
     assert len(resumed) == 1 and resumed[0] >= 6
     assert_same_training(run, local)
+
+
+@pytest.mark.cluster
+def test_a_state_that_could_not_be_saved_after_a_signal_is_not_called_saved(
+    ray_cluster: RayLab, seat: Seat, config: Path
+) -> None:
+    run = seat.folder / "unsaved"
+    with seat.slowly(), seat.started("train", config, *TWO_NODES, "--run", run, **ray_cluster.environ) as command:
+        await_step(run, 6)
+        (run / "checkpoints").rename(run / "elsewhere")
+        (run / "checkpoints").symlink_to("a disk that is gone")
+        command.send_signal(signal.SIGTERM)
+        done = seat.end_of(command)
+    assert done.code == 4, (done.code, done.err)
+    assert re.search(r"error: rank 0: checkpoint step-\d+ could not be written", done.err)
+    assert "is saved" not in done.err
+    assert metrics(run)["state"] == "failed"
 
 
 @pytest.mark.cluster

@@ -79,13 +79,15 @@ def train_on_ray(
         with stop.on_signals():
             refuse_unfit(cluster.nodes, opened.run.root)
             end, reports = _train_group(cluster, opened.run, request, share, environ_for(place, environ), stop)
-            if end.signal and read_state(opened.run) != "done":
+            if end.signal and read_state(opened.run) == "stopped":
                 raise StoppedEarly(
                     f"stopped by {end.signal}; what was trained is saved",
                     fix="start the same command again to continue",
                 )
             again = "start the same command again to continue from the last checkpoint"
             otherwise = loss_of(end.lost, again) if end.lost else unsaid(reports, count)
+            if end.signal:  # the ranks say it themselves where they could not save
+                otherwise = StoppedEarly(f"stopped by {end.signal}; nothing new was saved", fix=again)
             judge(opened.run, reports, node_failures(reports), world_size=request.world_size, otherwise=otherwise)
         return opened
 
