@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,9 @@ def train_on_ray(
         with stop.on_signals():
             refuse_unfit(cluster.nodes, opened.run.root)
             end, reports = _train_group(cluster, opened.run, request, share, environ_for(place, environ), stop)
+            if end.signal:
+                with suppress(InfrastructureError):  # ranks whose cluster is gone save by themselves
+                    await_free(opened.run)
             if end.signal and read_state(opened.run) == "stopped":
                 raise StoppedEarly(
                     f"stopped by {end.signal}; what was trained is saved",
