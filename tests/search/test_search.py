@@ -423,6 +423,21 @@ def test_a_search_that_has_no_node_left_says_so_and_goes_on_with_one_that_joins(
 
 
 @pytest.mark.cluster
+def test_a_trial_that_cannot_be_saved_is_not_called_saved(seat: Seat) -> None:
+    config = seat.write("unsaved.yaml", search={"space": {"optimizer.lr": {"grid": LRS[:1]}}})
+    run = trial(seat.folder / "unsaved", 0)
+    with seat.slowly(), seat.started("search", config, "--run", "unsaved") as driver:
+        await_step(run, 2)
+        (run / "checkpoints").symlink_to("a disk that is gone")
+        driver.send_signal(signal.SIGTERM)
+        stopped = seat.end_of(driver)
+    assert stopped.code == 75, stopped.err
+    why = r"rank 0: checkpoint step-\d+ could not be written"
+    assert re.search(rf"warning: trial 0 goes on from its last checkpoint: {why}", stopped.err), stopped.err
+    assert "what the others had reached is saved, but for trial 0" in stopped.err
+
+
+@pytest.mark.cluster
 def test_a_head_that_is_killed_is_said_and_a_new_cluster_goes_on(
     reference: Reference, seat: Seat, config: Path
 ) -> None:
@@ -537,7 +552,7 @@ SPACE = {"optimizer.lr": {"grid": [1e-3]}}
         ({"space": {"optimizer.rl": {"grid": [1.0]}, "train.bach": {"grid": [2]}}}, ["optimizer.rl", "train.bach"]),
         ({"space": {}}, ["search.space", "found no field; expected at least one"]),
         ({"space": {"optimizer.lr": {"grid": [-1.0]}}}, ["search.space: optimizer.lr"]),
-        (None, ["search: missing; expected what to search"]),
+        (None, ["search: missing; expected what to search", "search.space='{optimizer.lr: "]),
     ],
 )
 def test_a_space_that_cannot_be_searched(

@@ -15,7 +15,14 @@ from statistics import mean
 
 from voxscale.config.schema import Config
 from voxscale.config.search import Asha
-from voxscale.errors import ConfigError, DataError, NotFiniteError, OutOfMemoryError, StoppedEarly
+from voxscale.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    NotFiniteError,
+    OutOfMemoryError,
+    StoppedEarly,
+)
 from voxscale.files import read_json
 from voxscale.launch.outcome import node_failures, read_failure, read_state
 from voxscale.launch.ray import PLACE_S, Group, LostHeadError, RayCluster
@@ -101,6 +108,7 @@ class Driver:
         self._unbegun: dict[int, int] = {}
         self._unprepared: list[Config] = []
         self._save_time_s = save_time_s
+        self._unsaved: list[str] = []
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -275,6 +283,8 @@ class Driver:
             return
         trial.state = WAITING
         if self._stop.signalled:
+            if isinstance(error, InfrastructureError):
+                self._note_unsaved(trial, error.message)
             return
         if not started.has_begun and self._unbegun.setdefault(trial.index, 0) < _MOST_UNBEGUN:
             self._unbegun[trial.index] += 1  # placed on a node that was gone already: nothing was lost
@@ -319,6 +329,8 @@ class Driver:
             self._look()
         for started in self.running.values():
             started.trial.state = WAITING
+            if self._cluster.answers:
+                self._note_unsaved(started.trial, f"it did not end within {self._save_time_s:g} s")
         if not self._cluster.answers:
             self.running.clear()
         for progress in self.progress.values():
@@ -327,10 +339,10 @@ class Driver:
         waiting = {trial.name: steps[trial.name] for trial in self.trials if not trial.has_ended}
         self._ledger.write("stop", reason=self._stop.reason, steps=waiting)
         note_reached(self.opened.folder, sum(steps.values()), self._unprepared, self._environ)
-        ended = sum(trial.has_ended for trial in self.trials)
+        ended, names = sum(trial.has_ended for trial in self.trials), ", ".join(self._unsaved)
         raise StoppedEarly(
             f"stopped by {self._stop.reason}; {ended} of {self.opened.num_trials} trials have ended, "
-            f"what the others had reached is saved",
+            f"what the others had reached is saved{f', but for trial {names}' if names else ''}",
             fix="start the same command again to continue",
         )
 
@@ -338,6 +350,10 @@ class Driver:
         """Wait for ranks that there is no Ray to ask about: each holds its run until its state is on disk."""
         while any(is_live(started.run) for started in self.running.values()) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+
+    def _note_unsaved(self, trial: Trial, why: str) -> None:
+        self._unsaved.append(str(trial.index))
+        self._say(f"warning: trial {trial.index} goes on from its last checkpoint: {why}")
 
     # words
 
