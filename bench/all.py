@@ -3,10 +3,10 @@
     python bench/all.py [--full] [--only step,startup] [--out results.json] [--write]
     python bench/all.py --of quick.json long.json --write
 
-Prints a table of their ratios, each with its goal, and ends with 1 if one was missed or a benchmark has failed. The
-file holds what each has printed, with the machine and the commands; `bench/compare.py OLD NEW` says what became slower
-from one such file to another. `--write` puts the table into bench/README.md, in place of the last one; with `--of`
-nothing is run, and the table is that of earlier runs on one machine.
+Prints a table of their ratios, each with its goal, and ends with 1 if one was missed or not measured, or a benchmark
+has failed. The file holds what each has printed, with the machine and the commands; `bench/compare.py OLD NEW` says
+what became slower from one such file to another. `--write` puts the table into bench/README.md, in place of the last
+one; with `--of` nothing is run, and the table is that of earlier runs on one machine.
 """
 
 from __future__ import annotations
@@ -63,14 +63,17 @@ def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def wanting_in(content: Mapping[str, Any]) -> Iterator[str]:
-    """Goals that were missed, and benchmarks that failed."""
+    """Goals that were missed or not measured, and benchmarks that failed."""
     for name, each in content["benches"].items():
         if each["result"] is None:
             yield f"{name} failed"
             continue
-        for key, value in BENCHES[name].found(each["result"]).items():
-            if not (ratio := BENCHES[name].ratios[key]).meets(value):
-                yield f"{name} {key}: {value:.3g}, expected {'at most' if ratio.less else 'at least'} {ratio.goal:g}"
+        found = BENCHES[name].found(each["result"])
+        for key, ratio in BENCHES[name].ratios.items():
+            if ratio.goal is None or (key in found and ratio.meets(found[key])):
+                continue
+            value = f"{found[key]:.3g}" if key in found else "not measured"
+            yield f"{name} {key}: {value}, expected {'at most' if ratio.less else 'at least'} {ratio.goal:g}"
 
 
 def chosen(only: str | None, *, full: bool) -> list[str]:

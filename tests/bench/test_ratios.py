@@ -137,12 +137,14 @@ def test_missed_goals_and_failures_are_named_and_end_with_1(tmp_path: Path) -> N
         done = subprocess.run(words, capture_output=True, text=True)
         return done.returncode, done.stderr.splitlines()
 
-    assert end(step={"ratio.1": 1.03}, plan={"off": {"step_s": 0.1}}) == (0, [])
-    assert end(step={"ratio.1": 1.2, "speedup.kept": 0.9}, plan=None) == (
+    reached = dict.fromkeys(GOALS, 1.0)
+    assert end(step=reached, plan={"off": {"step_s": 0.1, "node_mb": 0.1}}) == (0, []), "speedup.ours has no goal"
+    assert end(step={**reached, "ratio.1": 1.2, "speedup.kept": 0.9}, plan=None) == (
         1,
         ["missed: step ratio.1: 1.2, expected at most 1.03", "missed: step speedup.kept: 0.9, expected at least 0.97",
          "missed: plan failed"],
     )  # fmt: skip
+    assert end(plan={"off": {"step_s": 0.1}}) == (1, ["missed: plan off.node_mb: not measured, expected at most 0.15"])
 
 
 def test_runs_on_one_machine_make_one_table() -> None:
