@@ -79,3 +79,28 @@ def test_sharing_that_nobody_could_tell_from_computing_is_not_called_free(config
         assert shown[1]["communication_share"] == shared_s
         page = scale_page(ScaleFolder(Path("scaling")), {"rows": shown, "bottleneck": bottleneck})
         assert f"What holds it back: {ADVICE[bottleneck]}" in json.dumps(page)
+
+
+@pytest.mark.parametrize(
+    ("costs", "holds_it_back"),
+    [
+        ({"data_s": 0.1}, "none"),
+        ({"data_s": 2.0}, "data"),
+        ({"data_s": 0.1, "communication_s": 1.0}, "communication"),
+        ({"data_s": 0.5, "communication_s": 1.0}, "communication"),
+        ({"data_s": 0.1, "communication_s": None}, "unknown"),
+    ],
+)
+def test_one_world_is_held_back_by_what_its_ranks_wait_for(costs: dict[str, float | None], holds_it_back: str) -> None:
+    only = make_rows([("strong", Layout(1, 2), replace(COSTS, world_size=2, micro_batch=2, **costs))])  # type: ignore[arg-type]
+    assert find_bottleneck(only) == holds_it_back
+
+
+def test_worlds_that_scale_and_wait_for_their_data_are_not_called_used_to_the_full() -> None:
+    """Each rank waits as long as the one alone: twice the ranks are twice as fast, and could be faster."""
+    for data_s, holds_it_back in ((0.01, "none"), (1.0, "data")):
+        alone = replace(COSTS, data_s=data_s, compute_s=1.0)
+        two = replace(alone, world_size=2, micro_batch=2, data_s=data_s / 2, compute_s=0.5)
+        rows = make_rows([("strong", Layout(1, 1), alone), ("strong", Layout(1, 2), two)])
+        assert rows[-1].efficiency == pytest.approx(1.0)
+        assert find_bottleneck(rows) == holds_it_back

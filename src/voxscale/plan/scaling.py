@@ -70,14 +70,17 @@ def make_rows(measured: Sequence[tuple[Kind, Layout, Costs]]) -> list[Row]:
 def find_bottleneck(rows: Sequence[Row]) -> str:
     """What takes most of the time that perfect scaling would not: none, data, communication or compute.
 
-    Unknown where it is one of the last two, and nobody can tell which.
+    Where worlds scale, or there is one alone, what its ranks wait for, if that is much. Unknown where it is one of the
+    last two, and nobody can tell which.
     """
     strong = [row for row in rows if row.kind == "strong"] or list(rows)
     first, last = strong[0], strong[-1]
-    if first is last:
-        return "data" if last.costs.data_s > (1 - _GOOD) * last.costs.step_s else "none"
-    if last.efficiency >= _GOOD:
-        return "none"
+    if first is last or last.efficiency >= _GOOD:
+        waits = {"data": last.costs.data_s, "communication": last.costs.sharing_s}
+        longest = max(waits, key=lambda name: waits[name])
+        if waits[longest] > (1 - _GOOD) * last.costs.step_s:
+            return longest
+        return "unknown" if first is last and last.costs.communication_s is None else "none"
 
     def lost(seconds: float, at_first: float) -> float:
         per_patch = last.layout.world_size / last.global_batch
