@@ -189,8 +189,9 @@ def test_what_was_measured_otherwise_is_not_passed_off_as_current(
 
     first, measured = costs_of("site A")
     assert measured == 1, "strong and weak scaling of one device are one"
+    assert said == ["measuring 1x1, batch 4"], "nothing is kept that was never measured"
     assert costs_of("site A", log="quiet") == (first, 0)
-    assert "kept from earlier" in said[-1]
+    assert said[-1].startswith("1 of 1 measurements: kept from earlier")
     changes: list[dict[str, Any]] = [{"loader": {"workers": 2}}, {"data__stage": "$TMPDIR"}, {"train__backend": "gloo"}]
     for change in changes:
         path, measured = costs_of("site A", **change)
@@ -313,6 +314,17 @@ def test_worlds_that_cannot_be_are_refused_and_other_folders_left_alone(
     assert taken.code == 2
     assert "thesis.tex" in taken.err
     assert (precious / "thesis.tex").read_text() == "mine"
+    for name in ("run-1", "script-new", "measured-by-hand"):
+        own = tmp_path / f"of-{name}" / name / "metrics.json"
+        own.parent.mkdir(parents=True)
+        own.write_text("mine")
+        runs = cli_here("scale", config, "--run", own.parent.parent, "--fresh")
+        assert (runs.code, own.read_text()) == (2, "mine")
+        assert f"found {name}, expected a folder for what is measured alone" in runs.err
+    for path, kind in (("nosuch.py", "no such file"), (precious, "a folder")):
+        no_script = cli_here("scale", "--script", path, "--run", tmp_path / "none")
+        assert no_script.code == 2
+        assert f"SCRIPT {path}: {kind}, expected a Python file" in no_script.err
 
 
 @pytest.mark.ranks

@@ -40,7 +40,9 @@ Measure = Callable[[Config, Path, Layout], Callable[[Sequence[str]], None]]
 # The same of a script, which it gives to be run to its end.
 Launch = Callable[[Path, Layout], Callable[[], object]]
 Say = Callable[[str], None]
-_OWN = r"(measured|run|script)-.+|scale\.json|speedup\.svg|report\.html"  # what there is in a folder of measurements
+_PLACE = "(local|slurm|ray)"
+# What there is in a folder of measurements, and in no other: --fresh removes it.
+_OWN = rf"(run-)?measured-{_PLACE}-.+|script-{_PLACE}-[0-9a-f]{{12}}-.+|scale\.json|speedup\.svg|report\.html"
 OWN_BATCH = "the script sets its own batch; where that grows with the ranks, its times do not compare like with like"
 
 
@@ -85,8 +87,9 @@ def scale_config(
         for _, layout, its in wanted
     ]
     missing = {out: each for out, each in zip(outs, wanted, strict=True) if read_costs(out) is None}
-    if kept := len(outs) - len(missing):
-        say(f"{kept} of {len(outs)} worlds: kept from earlier, as nothing has changed; --fresh measures them anew")
+    count = len(set(outs))  # the first world is the same with either batch
+    if kept := count - len(missing):
+        say(f"{kept} of {count} measurements: kept from earlier, as nothing has changed; --fresh measures them anew")
     for out in missing:
         _clear(_run_for(out), environ)
     drafted = {out: measure(its, _run_for(out), layout) for out, (_, layout, its) in missing.items()}
@@ -210,12 +213,14 @@ def scale_script(
     say: Say,
 ) -> list[dict[str, Any]]:
     """Run a script to its end on each world; its wall times, compared with the first's."""
-    content = hashlib.sha256(Path(words[0]).read_bytes()).hexdigest()  # a script that was changed is another one
+    script = make_script(words[0], words[1:]).path
+    content = hashlib.sha256(script.read_bytes()).hexdigest()  # a script that was changed is another one
     name = f"{on}-{hash_of([*words, content, *where])[:12]}"
     ends = {layout: folder / f"script-{name}-{layout}" / "metrics.json" for layout in layouts}
     missing = {layout: end.parent for layout, end in ends.items() if not end.exists() or not _is_done(end)}
     if kept := len(ends) - len(missing):
-        say(f"{kept} of {len(ends)} worlds: kept from earlier, as nothing has changed; --fresh runs them anew")
+        same = "as script, arguments and place are the same"
+        say(f"{kept} of {len(ends)} worlds: kept from earlier, {same}; --fresh runs them anew")
     drafted = {layout: launch(root, layout) for layout, root in missing.items()}
     for layout, root in missing.items():
         _clear(root, environ)
