@@ -13,7 +13,7 @@ from voxscale.config.load import plain
 from voxscale.config.schema import Config, PerDevice
 from voxscale.config.site import read_site
 from voxscale.errors import ConfigError
-from voxscale.files import read_json, remove, write_json
+from voxscale.files import TEMPORARY_SUFFIX, read_json, remove, write_json
 from voxscale.launch.batch import MEASURE, OPEN, SCRIPT, refuse_if_queued
 from voxscale.launch.cluster_run import draft_submission, measure_on_slurm
 from voxscale.launch.folder import data_key, draft_run, open_run
@@ -43,6 +43,7 @@ Say = Callable[[str], None]
 _PLACE = "(local|slurm|ray)"
 # What there is in a folder of measurements, and in no other: --fresh removes it.
 _OWN = rf"(run-)?measured-{_PLACE}-.+|script-{_PLACE}-[0-9a-f]{{12}}-.+|scale\.json|speedup\.svg|report\.html"
+_PART = rf"\.({_OWN})\.[0-9a-f]{{8}}\{TEMPORARY_SUFFIX}"  # of a file that was being written when this was killed
 OWN_BATCH = "the script sets its own batch; where that grows with the ranks, its times do not compare like with like"
 
 
@@ -242,7 +243,7 @@ def _is_done(end: Path) -> bool:
 def open_folder(folder: Path, *, fresh: bool) -> None:
     """Check that a folder holds nothing but what was measured before; `fresh` removes that."""
     found = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
-    if others := [path.name for path in found if not re.fullmatch(_OWN, path.name)]:
+    if others := [path.name for path in found if not re.fullmatch(f"{_OWN}|{_PART}", path.name)]:
         raise ConfigError(
             f"--run {folder}: found {', '.join(others[:3])}, expected a folder for what is measured alone",
             fix="choose a new folder with --run",
