@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Cli
+from conftest import REPOSITORY, Cli
 from measured import COSTS
 from report.looking import content_of, headings_of
 from voxscale.config.load import read_config
@@ -46,13 +46,31 @@ def config(write_config: Write) -> Path:
     return write_config(train__epochs=4, train__threads="auto")
 
 
+def names_in(content: Any) -> set[str]:
+    """Of all fields of what a verb prints; of devices, and of what a plan rests on, no more than that."""
+    if isinstance(content, list):
+        return set().union(*map(names_in, content))
+    if not isinstance(content, dict):
+        return set()
+    inner = (value for name, value in content.items() if name not in ("rests_on", "links"))
+    return {name for name in content if not name.isdigit()}.union(*map(names_in, inner))
+
+
+def documented(of: str) -> set[str]:
+    (row,) = re.findall(rf"^\| {of} \| (.*) \|$", (REPOSITORY / "docs" / "plan.md").read_text(), re.M)
+    return set(re.findall(r"`(\w+)`", row))
+
+
 @pytest.mark.ranks
 def test_a_plan_says_what_a_run_takes(cli_here: Cli, config: Path, tmp_path: Path) -> None:
     done = cli_here("plan", config, "--devices", 2, "--json")
     assert done.code == 0, done.err
     assert done.err.count("measuring steps") == 2
     found = done.json
+    assert names_in(found) == documented("plan")
     assert set(found["step_s"]) == {"data", "compute", "communication"}
+    assert [row["world"] for row in found["curve"]] == ["1x1", "1x2"]
+    assert [found["curve"][-1][name] for name in ("step_s", "total_s")] == [found["step_s"], found["total_s"]]
     assert set(found["speedup"]) == {"1", "2"}
     assert found["speedup"]["1"] == 1.0
     assert (found["basis"], found["confidence"]) == ("probe", "high")
@@ -277,6 +295,7 @@ def test_worlds_are_measured_compared_and_drawn(cli_here: Cli, config: Path, tmp
         assert row["patches_per_s"] == pytest.approx(row["global_batch"] / row["step_s"])
     assert rows[0]["speedup"] == rows[2]["speedup"] == 1.0
     assert rows[1]["communication_share"] > 0 == rows[0]["communication_share"]
+    assert names_in(done.json) == documented("scale")
     assert done.json["bottleneck"] in ("none", "data", "communication", "compute")
     assert "</svg>" in (tmp_path / "scaling" / "speedup.svg").read_text()
     page = headings_of(tmp_path / "scaling" / "report.html")
@@ -336,6 +355,7 @@ def test_a_script_of_ones_own_is_compared_by_its_wall_time(cli_here: Cli, tmp_pa
     done = cli_here("scale", "--script", script, tmp_path, "--worlds", "1x1,1x2", "--run", tmp_path / "times", "--json")
     assert done.code == 0, done.err
     assert "the script sets its own batch" in done.err
+    assert names_in(done.json) == documented("scale, a script")
     first, second = done.json["rows"]
     assert (first["world"], first["speedup"]) == ("1x1", 1.0)
     assert sorted(path.name for path in tmp_path.glob("*-of-*")) == ["0-of-1", "0-of-2", "1-of-2"]
@@ -359,6 +379,7 @@ def test_worlds_and_searches_are_simulated_beside_what_others_published(
     words = ["plan", config, space, "train.threads=1", "--json"]
     done = cli_here(*words, "--devices", 2, "--simulate", "devices=1..64", "--plot", plot)
     assert done.code == 0, done.err
+    assert names_in(done.json) == documented("plan, simulated")
     assert [row["devices"] for row in done.json["rows"]] == [1, 2, 4, 8, 16, 32, 64]
     efficiencies = [row["efficiency"] for row in done.json["rows"]]
     assert efficiencies == sorted(efficiencies, reverse=True)

@@ -79,17 +79,31 @@ class Forecast:
         first = self.curve[0].patches_per_s
         return {str(times.layout.world_size): times.patches_per_s / first for times in self.curve}
 
+    def _step_as_json(self, times: Times) -> dict[str, float | None]:
+        step = times.step
+        return {
+            "data": step.data_s,
+            "compute": step.compute_s,
+            "communication": step.communication_s if self.tells_sharing else None,
+        }
+
+    def _times_as_json(self, times: Times) -> dict[str, Any]:
+        """A row of the curve."""
+        return {
+            "world": str(times.layout),
+            "step_s": self._step_as_json(times),
+            "patches_per_s": times.patches_per_s,
+            "total_s": times.total_s,
+            "device_hours": times.device_hours,
+            "confidence": times.confidence,
+        }
+
     def as_json(self) -> dict[str, Any]:
-        step = self.times.step
         return {
             "layout": str(self.layout),
             "memory": {f"{name}_bytes": value for name, value in asdict(self.memory).items()},
             "disk_bytes": dict(self.disk),
-            "step_s": {
-                "data": step.data_s,
-                "compute": step.compute_s,
-                "communication": step.communication_s if self.tells_sharing else None,
-            },
+            "step_s": self._step_as_json(self.times),
             "steps": self.plan.num_steps,
             "epoch_s": self.times.epoch_s,
             "validation_s": self.times.validation_s,
@@ -98,6 +112,7 @@ class Forecast:
             "device_hours": self.times.device_hours,
             "speedup": self.speedup,
             "efficiency": {world: gain / int(world) for world, gain in self.speedup.items()},
+            "curve": [self._times_as_json(times) for times in self.curve],
             "request": asdict(self.request),
             "as_asked": asdict(self.as_asked),
             "recommended": str(self.recommended),
