@@ -217,6 +217,11 @@ class RunFolder:
         return self.launch / "submit.lock"
 
     @property
+    def collecting(self) -> Path:
+        """Locked while the scores of folds are brought together in the folder above them."""
+        return self.launch / "folds.lock"
+
+    @property
     def evaluations(self) -> Path:
         return self.root / "evaluations"
 

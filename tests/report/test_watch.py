@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from lab.terminal import CTRL_C, Terminal
 from lab.trained import LONG, NUM_STEPS
 from voxscale.report.happened import Happened
 from voxscale.report.watch_text import fitted, render_line, render_view, sparkline
-from voxscale.report.watched import RunView, WatchedRun
+from voxscale.report.watched import GroupView, RunView, WatchedRun, open_watched
 from voxscale.runs import RunFolder
 
 WATCH = (sys.executable, "-m", "voxscale", "watch")
@@ -121,23 +123,30 @@ def trained(first: int, last: int) -> list[dict[str, Any]]:
 START = {"event": "start", "step": 0, "epoch": 0, "time_s": 0.0, "world_size": 1, "steps": 40}
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[RunFolder]:
-    """A run folder that another process owns."""
-    run = make_run(tmp_path / "live")
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Another process holds the lock."""
     code = (
         "import sys, time; from pathlib import Path; from voxscale.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    print(flush=True)\n    time.sleep(600)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(run.owner_lock)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     try:
         holder.stdout.readline()
-        yield run
+        yield
     finally:
         holder.kill()
         holder.wait(10)
         holder.stdout.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[RunFolder]:
+    """A run folder that another process owns."""
+    run = make_run(tmp_path / "live")
+    with held(run.owner_lock):
+        yield run
 
 
 def test_what_is_said_of_a_run_follows_from_its_events(live: RunFolder) -> None:
@@ -284,6 +293,48 @@ def test_folds_are_shown_together(tmp_path: Path, cli_here: Cli) -> None:
     assert (done.code, "1 of 2 folds done" in done.out) == (75, True)
     (tmp_path / "cv" / "metrics.json").write_text(json.dumps({"state": "done", "folds": [{"run": "fold-1"}]}))
     assert cli_here("watch", tmp_path / "cv").code == 0
+
+
+def test_folds_are_done_when_their_scores_are_brought_together(tmp_path: Path, cli_here: Cli) -> None:
+    folder = RunFolder(tmp_path / "cv")
+    for fold in (1, 2):
+        run = make_run(folder.root / f"fold-{fold}")
+        run.config.write_text(f"data: {{source: d, split: {{folds: 3, fold: {fold}}}}}\n")
+        write_events(run, START, *trained(1, 40))
+        run.metrics.write_text(json.dumps({"state": "done"}))
+    done = cli_here("watch", folder.root, "--once")
+    assert "interrupted: folds are missing: 2 of 3 folds done" in done.out
+    shutil.copytree(run.root, folder.root / "fold-3")
+    with held(folder.collecting):
+        view = cli_here("watch", folder.root, "--json").json
+        assert (view["state"], view["why"]) == ("running", "bringing the scores together")
+        assert (view["ended"], view["all"]) == (3, 3)
+    done = cli_here("watch", folder.root)
+    assert (done.code, "interrupted: the scores are not brought together" in done.err) == (1, True)
+
+
+@pytest.mark.ranks
+def test_folds_are_watched_to_the_end_of_the_last_evaluation(
+    dataset: Path, session_environ: dict[str, str], tmp_path: Path
+) -> None:
+    """The test cases are evaluated by all folds as one when the last of them is done."""
+    config, root = tmp_path / "cv.yaml", tmp_path / "cv"
+    split = {"folds": 2, "test": 0.25}
+    config.write_text(yaml.safe_dump(tiny_config(dataset, log="quiet", data__split=split, train__epochs=1)))
+    words = [sys.executable, "-m", "voxscale", "train", config, "--folds", "all", "--devices", "2", "--run", root]
+    seen: list[tuple[int, int, str, str]] = []
+    with subprocess.Popen(list(map(str, words)), env=session_environ, stderr=subprocess.DEVNULL) as training:
+        while training.poll() is None:
+            if (root / "fold-1" / "config.yaml").exists():
+                view = open_watched(root, session_environ).look()
+                assert isinstance(view, GroupView)
+                seen.append((view.ended, view.all, view.state, view.why))
+            time.sleep(0.1)
+    assert training.returncode == 0
+    assert {count for _, count, *_ in seen} == {2}, "both from the first on"
+    assert (2, 2, "running", "bringing the scores together") in seen
+    assert isinstance(ended := open_watched(root, session_environ).look(), GroupView)
+    assert ended.state == "done"
 
 
 def test_damaged_and_strange_files_are_borne(live: RunFolder) -> None:

@@ -23,7 +23,7 @@ from voxscale.config.schema import Config
 from voxscale.data.cases import TEST, VAL
 from voxscale.data.split import num_folds, recorded_cases, split_cases
 from voxscale.errors import ConfigError, VoxscaleError
-from voxscale.files import read_csv, read_json, remove, write_csv, write_json
+from voxscale.files import locked, read_csv, read_json, remove, write_csv, write_json
 from voxscale.launch.folder import OpenedRun, check_start, check_task, load_cases, prepare_cases, split_prepared
 from voxscale.launch.local import Evaluation, evaluate_local
 from voxscale.launch.machine import look_at_machine
@@ -54,7 +54,8 @@ def collect_folds(
 ) -> dict[str, Any]:
     """Evaluate the test cases by all folds as one, and bring all scores together. Returns `metrics.json`."""
     RunFolder(root).make()  # folds that jobs have trained are in one that nobody has made as such
-    return _bring_together(config, runs, RunFolder(root), _test_together(runs, root, devices, environ))
+    with locked(RunFolder(root).collecting):
+        return _bring_together(config, runs, RunFolder(root), _test_together(runs, root, devices, environ))
 
 
 def fold_commands(config: Config, root: Path, environ: Mapping[str, str], **options: Any) -> list[tuple[str, str]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from voxscale.config.load import read_config
+from voxscale.data.split import num_folds
 from voxscale.errors import ConfigError, VoxscaleError
-from voxscale.files import NewLines, read_json
+from voxscale.files import NewLines, is_locked, read_json
 from voxscale.launch.batch import Submitted
 from voxscale.launch.slurm import JobState, states_of
 from voxscale.plan.plan import Plan
@@ -222,19 +223,37 @@ class WatchedFolds:
     def __init__(self, folder: RunFolder, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = folder, environ
         self._folds: dict[Path, WatchedRun] = {}
+        self._planned: int | None = None
+        self._queue = _Queue(folder, environ)
 
     def look(self) -> GroupView:
         for run in runs_of(self._folder.root):
             self._folds.setdefault(run.root, WatchedRun(run, self._environ))
         views = [fold.look() for fold in self._folds.values()]
-        metrics = _read_object(self._folder.metrics) or {}
         states = [view.state for view in views]
-        state = metrics.get("state") or next(
-            (state for state in ("running", "queued", "failed", "interrupted", "stopped", "new") if state in states),
-            "interrupted",
-        )
-        ended = sum(state == "done" for state in states)
-        return GroupView(str(self._folder.root), "folds", state, ended, len(views), None, views)
+        count = max(len(views), self._count())
+        ended = (_read_object(self._folder.metrics) or {}).get("state")
+        state, why = (str(ended), "") if ended else self._under_way(states, count)
+        return GroupView(str(self._folder.root), "folds", state, states.count("done"), count, None, views, why)
+
+    def _count(self) -> int:
+        """How many there will be, as the first of them knows."""
+        if self._planned is None and self._folds:
+            with contextlib.suppress(OSError, VoxscaleError):
+                self._planned = num_folds(read_config(RunFolder(next(iter(self._folds))).config).data.split)
+        return self._planned or 0
+
+    def _under_way(self, states: Sequence[str], count: int) -> tuple[str, str]:
+        """(State, why) of folds whose scores are not brought together yet."""
+        order = ("running", "queued", "failed", "interrupted", "stopped", "new")
+        if (found := next((state for state in order if state in states), None)) is not None:
+            return found, ""
+        if is_locked(self._folder.collecting):
+            return "running", "bringing the scores together"
+        queue = self._queue.ask("interrupted")
+        if queue.job is not None and queue.state is not None and is_carried_on("interrupted", queue.state):
+            return "queued" if queue.state.state == "PENDING" else "running", f"job {queue.job.id} is {queue.state}"
+        return "interrupted", "the scores are not brought together" if len(states) == count else "folds are missing"
 
 
 @dataclass(frozen=True)
