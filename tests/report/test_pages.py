@@ -139,6 +139,15 @@ def test_a_page_that_cannot_be_written_is_a_warning_at_the_end_of_work(run: Path
     assert cli_here("report", run).code == 4
 
 
+def test_a_page_takes_the_place_of_no_other_file(run: Path, cli_here: Cli) -> None:
+    config = (run / "config.yaml").read_bytes()
+    for out, found in ((run / "config.yaml", ".yaml"), (run, "no ending")):
+        done = cli_here("report", run, "--out", out)
+        assert (done.code, f"--out {out}: found {found}, expected .html" in done.err) == (2, True)
+    assert (run / "config.yaml").read_bytes() == config
+    assert cli_here("report", run, "--out", run / "elsewhere.html").code == 0
+
+
 def test_what_is_damaged_or_unfinished_is_left_out(run: Path, cli_here: Cli) -> None:
     for name in ("metrics.json", "cases.csv", "previews/index.json", "plan.json"):
         (run / name).write_text('{"half')

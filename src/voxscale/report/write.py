@@ -25,6 +25,8 @@ from voxscale.runs import REPORT, RunFolder, ScaleFolder, SearchFolder, runs_of
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of a folder into it, that of several to `out` or ./report.html. Returns where it is."""
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {out}: found {out.suffix or 'no ending'}, expected .html", fix="rename it")
     if len(folders) == 1:
         content, page = _page_of(folders[0].resolve()), RunFolder(folders[0].resolve()).report
     else:
