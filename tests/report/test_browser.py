@@ -503,6 +503,13 @@ def test_tables_of_searches_and_scaling_have_readable_headings(pages: dict[str, 
     scale.check()
 
 
+def test_rates_that_were_chosen_are_told_apart_in_the_table(segmented: Path, work: Path, open_page: Open) -> None:
+    opened = open_page(write_report([write_search(work / "rates", {0.00123: segmented, 0.00148: segmented})]))
+    cells = opened.page.locator("table").first.locator("td:nth-child(4)").all_text_contents()
+    assert sorted(cells) == ["0.00123", "0.00148", "1"]
+    opened.check()
+
+
 def test_axes_of_choices_name_these_alone(pages: dict[str, Path], open_page: Open) -> None:
     opened = open_page(pages["search"])
     parallel, scatter = opened.page.locator(".plot").first, opened.page.locator(".plot").nth(2)
@@ -548,6 +555,22 @@ def test_curves_zoom_hide_and_tell(pages: dict[str, Path], open_page: Open) -> N
     assert curves.count() < count
     opened.check()
     compared.check()
+
+
+def test_a_plot_is_zoomed_as_far_as_numbers_go(pages: dict[str, Path], open_page: Open) -> None:
+    """A key that is held down; the page answers all the time."""
+    opened = open_page(pages["survival"])
+    opened.page.set_default_timeout(5000)
+    plot = card_of(opened, "Kaplan–Meier by predicted risk, validation cases").locator(".plot")
+    plot.locator("path.curve").first.wait_for(state="attached")
+    all_shown = plot.locator("text").all_text_contents()
+    plot.focus()
+    for _ in range(70):
+        opened.page.keyboard.press("+")
+        assert plot.locator("text").count() < 40
+    opened.page.keyboard.press("0")
+    assert plot.locator("text").all_text_contents() == all_shown
+    opened.check()
 
 
 def test_the_theme_follows_the_system_and_the_button(pages: dict[str, Path], open_page: Open) -> None:

@@ -51,9 +51,9 @@ def curve(name: str, x: Sequence[float], y: Sequence[float], kind: str = "line",
     return {"name": name, "kind": kind, "x": rounded(x), "y": rounded(y), **more}
 
 
-def column(name: str, *, number: bool = False, unit: str = "") -> Block:
-    """Of a table; `number`: its cells are such."""
-    return {"name": name, "number": number, "unit": unit}
+def column(name: str, *, number: bool = False, unit: str = "", exact: bool = False) -> Block:
+    """Of a table; `number`: its cells are such; `exact`: each with its own digits, as it was chosen."""
+    return {"name": name, "number": number, "unit": unit, "exact": exact}
 
 
 def unit_of(metric: str) -> str:

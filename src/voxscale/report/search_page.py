@@ -139,7 +139,7 @@ def _table(seen: _Seen) -> Block | None:
         column("trial", number=True),
         column("state"),
         column(seen.metric, number=True, unit=unit_of(seen.metric)),
-        *(column(name, number=name in numeric) for name in seen.fields),
+        *(column(name, number=name in numeric, exact=True) for name in seen.fields),
         column("steps", number=True),
         column("time", number=True, unit="s"),
         column("why"),

@@ -76,7 +76,9 @@ function ticks(low, high, count, whole = false) {
   const rough = span / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const nice = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough * 0.999);
-  const step = whole ? Math.max(1, nice) : nice;
+  // Numbers that lie closer are not told apart: adding such a step would lead nowhere.
+  const least = 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+  const step = Math.max(nice, least, whole ? 1 : 0);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) {
     found.push(Number(at.toPrecision(12)));

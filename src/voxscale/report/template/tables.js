@@ -13,7 +13,7 @@ function drawTable(block, page) {
     text: "",
   };
   const body = element("tbody");
-  const digits = block.columns.map((column, index) => (column.number ? digitsFor(block.rows.map((row) => row[index])) : null));
+  const digits = block.columns.map((column, index) => (column.number && !column.exact ? digitsFor(block.rows.map((row) => row[index])) : null));
   const head = element("tr");
   const order = element("span", { class: "note" });
   const more = element("button", { type: "button", onclick: () => change({ all: true }) });
