@@ -21,6 +21,7 @@ from report.looking import content_of
 from report.pages import ended_after_a_step, train_segmentation, write_folds, write_search
 from voxscale.files import read_csv, write_csv
 from voxscale.infer.previews import TOTAL_BYTES, make_preview
+from voxscale.report.forecast import duration
 from voxscale.report.outcome_plots import roc_curve, survival_curve
 from voxscale.report.page import as_script_data
 from voxscale.report.private import without_places
@@ -233,6 +234,14 @@ def test_of_folds_all_that_was_held_out_is_shown_and_each_has_its_page(run: Path
 )
 def test_axes_know_choices_and_whole_numbers(values: list[float], whole: bool, choices: list[float] | None) -> None:
     assert ticks_of(values) == {"whole": whole, "choices": choices}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0 s"), (7.3e-5, "73 µs"), (9.99e-5, "99.9 µs"), (2e-4, "0.0002 s"), (35.0, "35 s"), (4800.0, "1 h 20 min")],
+)
+def test_times_are_told_as_people_read_them(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
 
 
 def test_a_time_that_is_not_known_is_not_nought(run: Path, tmp_path: Path) -> None:

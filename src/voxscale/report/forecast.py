@@ -69,7 +69,9 @@ def _basis(forecast: Forecast) -> str:
 
 
 def duration(seconds: float) -> str:
-    """About how long, in two units at most: 1 h 20 min, 35 s, 0.21 s."""
+    """About how long, in two units at most: 1 h 20 min, 35 s, 0.21 s, 73 µs."""
+    if 0 < seconds < 1e-4:
+        return f"{seconds * 1e6:.3g} µs"
     if seconds < 10:
         return f"{seconds:.2g} s"
     for unit, name in _UNITS:
