@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def test_a_fold_column_of_other_words_is_no_random_split(strict: bool, tmp_path:
         "cases c1 at cohort.csv row 3, c10 at cohort.csv row 12, c4 at cohort.csv row 6, c7 at cohort.csv row 9"
     )
     assert "case c0: cohort.csv row 2: found '-5' in 'time', expected a time of 0 or more" in lines
-    assert "data.split={val: 0.2}" in findings[0].fix
+    assert "data.split={val: 0.2}" in shlex.split(findings[0].fix), "as a shell takes it"
     table = _cohort(tmp_path, Fold_1=[0, 1, 2] * 4)
     assert _features(_accepted(table, split={"val": 0.25})) == ["age"]
 

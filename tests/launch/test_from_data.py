@@ -243,6 +243,7 @@ def test_all_folds_together_validate_every_case_once(
     refused = cli_here("train", write_config("none.yaml"), "--folds", "all", "--run", tmp_path / "none")
     assert refused.code == 2
     assert "data.split has no folds" in refused.err
+    assert "data.split='{folds: 5}'" in refused.err
 
 
 def test_the_same_image_in_training_and_validation_is_refused(cli_here: Cli, tmp_path: Path, dataset: Path) -> None:

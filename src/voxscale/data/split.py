@@ -50,7 +50,7 @@ def split_cases(
         raise DataError(
             f"data.split: found none of {len(cases)} cases for training, {roles.count(VAL)} for validation and "
             f"{roles.count(TEST)} for test, expected at least one to train on",
-            fix="name training cases in the data, or give shares, e.g. data.split={val: 0.2}",
+            fix="name training cases in the data, or give shares, e.g. data.split='{val: 0.2}'",
         )
     group = split.group if split else "patient"
     for name in dict.fromkeys((group, "patient")):
@@ -283,7 +283,7 @@ def _stated_roles(cases: Sequence[Case], stated: int) -> list[str]:
         raise DataError(
             f"data: found {len(silent)} cases that do not state their split, expected it of all, as {stated} do: "
             f"cases {_listed(silent)}",
-            fix="state it for all, or give data.split, e.g. data.split={val: 0.2}",
+            fix="state it for all, or give data.split, e.g. data.split='{val: 0.2}'",
         )
     expected = ", ".join(ROLES)
     if unknown := [
@@ -319,7 +319,7 @@ def _column_roles(cases: Sequence[Case], split: SplitColumns) -> list[str]:
         raise DataError.from_findings(
             _capped(lines),
             fix="correct the table, name its words in data.split.train, val and test, or split otherwise, e.g. "
-            "data.split={val: 0.2}",
+            "data.split='{val: 0.2}'",
         )
     return [words[_word(value)] for value in found]
 

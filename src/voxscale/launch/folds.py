@@ -71,7 +71,7 @@ def count_folds(config: Config) -> int:
     count = num_folds(config.data.split)
     if count == 1:
         raise ConfigError(
-            "--folds all: data.split has no folds", fix="set data.split={folds: 5}, or several columns of a table"
+            "--folds all: data.split has no folds", fix="set data.split='{folds: 5}', or several columns of a table"
         )
     return count
 

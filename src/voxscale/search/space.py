@@ -58,7 +58,7 @@ def check_space(config: Config) -> None:
     """
     if config.search is None:
         raise ConfigError(
-            "search: missing; expected what to search", fix="e.g. search.space={optimizer.lr: {grid: [1e-4, 1e-3]}}"
+            "search: missing; expected what to search", fix="e.g. search.space='{optimizer.lr: {grid: [1e-4, 1e-3]}}'"
         )
     if config.train.stop_after is not None:
         raise ConfigError(
