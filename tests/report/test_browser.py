@@ -318,9 +318,10 @@ def test_slices_planes_and_overlay_by_key_wheel_and_button(
     assert page.locator(".panels figcaption").all_text_contents() == ["image", "errors"]
     panels.focus()
     plane = page.get_by_label("Plane")
-    for name, axis in (("axial", 2), ("coronal", 1), ("sagittal", 0)):
+    for name, axis, sides in (("axial", 2, "→ R ↑ A"), ("coronal", 1, "→ R ↑ S"), ("sagittal", 0, "→ A ↑ S")):
         page.keyboard.press("p")
         assert (plane.input_value(), place()[1]) == (name, shape[axis])
+        assert page.locator(".sides").text_content() == sides
     at, count = place()
     page.keyboard.press("PageUp")
     assert place() == (at + 5, count)
@@ -367,6 +368,47 @@ def test_errors_are_told_between_any_two_classes(segmented: Path, work: Path, op
     opened.check()
 
 
+def test_right_and_top_of_a_picture_lie_where_it_says(segmented: Path, work: Path, open_page: Open) -> None:
+    """What is at the upper ends of all axes, R, A and S, is at the right and at the top in every plane."""
+    label = np.zeros((12, 12, 12), np.uint8)
+    label[8:, 8:, 8:] = 1
+    opened = open_page(with_previews(segmented, work / "corner", label, label, classes=["a"], exclusive=True))
+    colours_of(opened.page)
+    for plane, sides in (("axial", "→ R ↑ A"), ("coronal", "→ R ↑ S"), ("sagittal", "→ A ↑ S")):
+        opened.page.get_by_label("Plane").select_option(plane)
+        assert opened.page.locator(".sides").text_content() == sides
+        url = opened.page.locator(".panels canvas").first.evaluate("node => node.toDataURL()")
+        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+        rows, columns = np.nonzero(np.all(np.abs(picture.astype(int) - FIRST_TINT) < 3, axis=2))
+        assert rows.size and rows.max() < picture.shape[0] / 2 and columns.min() > picture.shape[1] / 2
+    opened.check()
+
+
+def test_pictures_that_are_damaged_are_said_and_the_others_shown(segmented: Path, work: Path, open_page: Open) -> None:
+    run = Path(shutil.copytree(segmented, work / "damaged", symlinks=True))
+    index = json.loads((run / "previews" / "index.json").read_text())
+    first, _, third = index["cases"]
+    for name in (first["image"], third["codes"]):
+        (run / "previews" / name).write_bytes((run / "previews" / name).read_bytes()[:40])
+    opened = open_page(write_report([run]))
+    panels = opened.page.locator(".panels")
+    said = opened.page.get_by_text("The pictures of this case are damaged.")
+    said.wait_for()
+    panels.focus()
+    for key in ("p", "o", "ArrowUp"):
+        opened.page.keyboard.press(key)
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+        opened.page.keyboard.press(key)
+        if opened.page.locator(".viewer select").first.evaluate("node => node.value") == "1":
+            panels.locator("canvas").nth(1).wait_for()
+            assert not said.is_visible()
+        else:
+            said.wait_for()
+            assert panels.locator("canvas").count() == 0
+    assert opened.page.locator("tr[aria-current] td").first.text_content() == first["case"]
+    opened.check()
+
+
 def test_of_overlapping_classes_those_that_no_picture_holds_are_said(
     segmented: Path, work: Path, open_page: Open
 ) -> None:
@@ -381,6 +423,7 @@ def test_of_overlapping_classes_those_that_no_picture_holds_are_said(
     assert "3 more are not in the pictures" in legend.text_content()
     planes = opened.page.get_by_label("Plane").locator("option").all_text_contents()
     assert planes == ["sagittal", "coronal", "axial"], "of a volume whose first axis leads upward"
+    assert opened.page.locator(".sides").text_content() == "→ S ↑ A"
     opened.check()
 
 

@@ -27,6 +27,7 @@ class Viewer {
     this.views = select([["beside", "label and prediction"], ["errors", "errors"]], (value) => this.set({ view: value }), "View");
     this.slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "Slice", oninput: (event) => this.set({ slice: Number(event.target.value) }) });
     this.output = element("output");
+    this.sides = element("span", { class: "note sides", title: "Where in the patient the right and the top of the picture lie" });
     this.opacity = element("input", { type: "range", min: 0, max: 1, step: 0.05, value: this.state.opacity, "aria-label": "Opacity", oninput: (event) => this.set({ opacity: Number(event.target.value) }) });
     this.toggle = element("button", { type: "button", class: "overlay", onclick: () => this.set({ overlay: !this.state.overlay }) }, "Overlay");
     this.panels = element("div", { class: "panels", tabindex: 0, role: "application", "aria-label": "Slices: arrow keys move, o toggles the overlay" });
@@ -42,6 +43,7 @@ class Viewer {
         this.panels,
         element("div", { class: "viewer-tools" },
           element("label", { class: "slice" }, "Slice", this.slider, this.output),
+          this.sides,
           this.labelled ? element("label", {}, "Opacity", this.opacity) : null,
           this.labelled ? this.toggle : null),
         this.legend,
@@ -57,11 +59,17 @@ class Viewer {
     const preview = cases[this.state.place];
     if (!this.read.has(preview)) {
       if (this.read.size > 4) this.read.delete(this.read.keys().next().value);
-      this.read.set(preview, await readVolumes(preview));
+      this.read.set(preview, await readVolumes(preview).catch(() => null));
     }
     if (preview !== cases[this.state.place]) return; // another was chosen meanwhile
     this.volumes = this.read.get(preview);
     this.preview = preview;
+    if (!this.volumes) {
+      this.panels.replaceChildren(element("p", { class: "note" }, "The pictures of this case are damaged."));
+      this.output.textContent = this.sides.textContent = "";
+      this.whenShown(this.state.place);
+      return;
+    }
     this.state.channel = Math.min(this.state.channel, preview.channels - 1);
     this.channels.replaceChildren(...options(Array.from({ length: preview.channels }, (_, at) => [at, `channel ${at + 1}`])));
     this.channels.hidden = preview.channels === 1;
@@ -74,6 +82,7 @@ class Viewer {
   }
 
   turn(plane) {
+    if (!this.volumes) return;
     this.state.plane = this.preview.shape[2] === 1 ? "axial" : plane;
     this.planes.value = this.state.plane;
     this.slider.max = this.count - 1;
@@ -99,18 +108,19 @@ class Viewer {
 
   set(fields) {
     Object.assign(this.state, fields);
-    if (!this.preview) return; // the first case is still unpacked
+    if (!this.volumes) return; // it is still unpacked, or damaged
     this.state.slice = Math.max(0, Math.min(this.count - 1, this.state.slice));
     this.slider.value = String(this.state.slice);
     this.opacity.value = String(this.state.opacity);
     this.output.textContent = `${this.state.slice + 1} / ${this.count}`;
+    this.sides.textContent = sidesOf(this.state.plane, this.preview);
     this.toggle.setAttribute("aria-pressed", String(this.state.overlay));
     this.draw();
   }
 
   wheel(event) {
     const slice = this.state.slice + Math.sign(event.deltaY);
-    if (event.ctrlKey || !this.preview || slice < 0 || slice >= this.count) return; // at the ends the page scrolls on
+    if (event.ctrlKey || !this.volumes || slice < 0 || slice >= this.count) return; // at the ends the page scrolls on
     event.preventDefault();
     this.set({ slice });
   }
@@ -131,7 +141,7 @@ class Viewer {
     const { volumes, state } = this;
     const wanted = !volumes.label ? [["image", null]] : state.view === "errors" ? [["image", null], ["errors", "errors"]] : [["label", volumes.label], ["prediction", volumes.predicted]];
     if (this.errorKeys) this.errorKeys.hidden = state.view !== "errors";
-    if (this.panels.children.length !== wanted.length) {
+    if (this.panels.querySelectorAll("canvas").length !== wanted.length) {
       this.panels.replaceChildren(...wanted.map(() => element("figure", {}, element("figcaption"), element("canvas"))));
       this.panels.classList.toggle("one", wanted.length === 1);
     }

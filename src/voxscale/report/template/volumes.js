@@ -93,6 +93,11 @@ function planeName(plane, axes) {
   return (axes && names[axes[PLANES[plane].through]]) || plane;
 }
 
+// The letters of where a picture's right and top lie: R or L, A or P, S or I. A flat image has no patient around it.
+function sidesOf(plane, { axes, shape }) {
+  return axes && shape[2] > 1 ? `→ ${axes[PLANES[plane].across]} ↑ ${axes[PLANES[plane].up]}` : "";
+}
+
 function sliceOf(volumes, volume, plane, at) {
   const { across, up, through } = PLANES[plane];
   const size = [volumes.x, volumes.y, volumes.z];
