@@ -620,6 +620,33 @@ def test_the_gpus_of_an_allocation_are_known_however_it_asked(
     assert (allocated.gpus, len(allocated.nodes)) == (gpus, int(options[0][2:]))
 
 
+def test_a_shell_on_a_node_asks_for_the_gpus_of_the_others(idle_slurm: SlurmLab) -> None:
+    """SLURM's variable there is of that node alone."""
+    allocated = allocate(idle_slurm, "-N2", "--gpus=3", SLURM_GPUS_ON_NODE="2")
+    assert allocated is not None
+    assert allocated.gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [(["-N2", "-c2", "--gpus=4"], 2), pytest.param(["-n2", "-c1", "--gpus-per-task=1"], 1, marks=pytest.mark.cluster)],
+)
+def test_ranks_see_all_gpus_that_an_allocation_has_on_their_node(
+    idle_slurm: SlurmLab, tmp_path: Path, options: list[str], nodes: int
+) -> None:
+    """Of these ways to ask, SLURM by itself gives a step of one task per node one GPU of a node's two."""
+    (tmp_path / "tell.py").write_text(
+        "import os, socket\nprint('TELL', socket.gethostname(), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+    )
+    words = [sys.executable, "-m", "voxscale", "launch", tmp_path / "tell.py", "--on", "slurm"]
+    done = idle_slurm.run("salloc", *options, *words, "--run", tmp_path / "run", timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [line.split()[1:] for line in (done.stdout + done.stderr).splitlines() if line.startswith("TELL")]
+    assert len(told) == 2 * nodes, "a rank for each GPU"
+    assert len({host for host, _ in told}) == nodes
+    assert {visible for _, visible in told} == {"0,1"}
+
+
 def test_gpus_that_not_all_nodes_have_are_not_taken_for_none() -> None:
     asked, of_one = "JobId=7 TresPerJob=gres:gpu:2", "CPU_IDs=0 Mem=1 GRES=gpu:a100:2(IDX:0-1)"
     assert least_gpus("7", f"{asked} Nodes=node[1-2] {of_one} Nodes=node3 {of_one.replace(':2', ':1')} Command=x") == 1
@@ -629,13 +656,13 @@ def test_gpus_that_not_all_nodes_have_are_not_taken_for_none() -> None:
         least_gpus("7", f"{asked} Command=x")
 
 
-def allocate(slurm: SlurmLab, *options: str) -> Allocation | None:
-    """What is seen of an allocation in its shell."""
+def allocate(slurm: SlurmLab, *options: str, **of_shell: str) -> Allocation | None:
+    """What is seen of an allocation in its shell, which may have variables of its own."""
     job = slurm.run("salloc", "--no-shell", "-p", "main", *options).stderr.partition("job allocation ")[2].split()[0]
     nodes = slurm.show(int(job))["NodeList"]
     variables = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": "1"}
     try:
-        return Allocation.from_env({**os.environ, **slurm.environ, **variables})
+        return Allocation.from_env({**os.environ, **slurm.environ, **variables, **of_shell})
     finally:
         slurm.run("scancel", job)
 

@@ -36,8 +36,9 @@ class Allocation:
             return None
         if states_of([int(number)], environ)[int(number)].state != "RUNNING":
             return None
+        names = tuple(expand_nodes(nodes))
         cpus = [int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))]
-        return cls(int(number), tuple(expand_nodes(nodes)), min(cpus), _gpus_of(number, environ))
+        return cls(int(number), names, min(cpus), _gpus_of(number, len(names), environ))
 
     def refuse_more_than(self, nodes: int) -> None:
         if nodes > len(self.nodes):
@@ -55,10 +56,11 @@ class Allocation:
             )
 
 
-def _gpus_of(job: str, environ: Mapping[str, str]) -> int:
-    """GPUs that a job has on each node, however it asked for them; a shell of `salloc` has no variable for them."""
+def _gpus_of(job: str, nodes: int, environ: Mapping[str, str]) -> int:
+    """GPUs that a job has on each node, however it asked for them. A shell of `salloc` has no variable for them, and
+    that of a shell on a node tells of this node alone."""
     told = environ.get("SLURM_GPUS_ON_NODE", "")
-    if told.isdigit():
+    if told.isdigit() and nodes == 1:
         return int(told)
     return least_gpus(job, ask("scontrol", "-d", "-o", "show", "job", job, environ=environ))
 

@@ -50,11 +50,12 @@ def make_request(
     preferred: Literal["auto"] | int = "auto",
 ) -> Request:
     """How many nodes and devices: as asked for, or as many as the allocation or the partition's nodes have."""
-    site = place.site
+    site, gpus_there = place.site, 0
     if isinstance(nodes_of, Allocation):
+        gpus_there = nodes_of.gpus
         nodes = place.nodes or len(nodes_of.nodes)
         nodes_of.refuse_more_than(nodes)
-        gpus, most = nodes_of.gpus > 0, nodes_of.gpus or max(1, nodes_of.cpus // site.cpus_per_device)
+        gpus, most = gpus_there > 0, gpus_there or max(1, nodes_of.cpus // site.cpus_per_device)
         cpus: int | None = nodes_of.cpus
     else:
         nodes, gpus, cpus = place.nodes or 1, site.gpus.ask != "none", None
@@ -63,7 +64,9 @@ def make_request(
             most = max(most, int(place.devices))  # whether a node has so many is checked with all else
     machine = Machine(gpus=most if gpus else 0, cpus=most)
     devices, _ = choose_devices(place.devices, machine, batch, nodes=nodes, preferred=preferred)
-    return Request(nodes, devices, gpus=gpus, cpus=cpus, restarts=place.restarts, profile=place.profile)
+    return Request(
+        nodes, devices, gpus=gpus, cpus=cpus, gpus_there=gpus_there, restarts=place.restarts, profile=place.profile
+    )
 
 
 def check_place(site: Site, request: Request, binds: Sequence[Path], nodes_of: Cluster | Allocation) -> None:

@@ -71,6 +71,7 @@ class Request:
     devices: int = 1
     gpus: bool = False
     cpus: int | None = None  # of each node; by the site's cpus_per_device unless stated
+    gpus_there: int = 0  # that each node of an allocation has; some ways to ask would give a step fewer of them
     restarts: int = 0  # of a job that loses a rank
     profile: bool = False  # some steps of its training
     planned: Planned | None = None  # what it asks for where the site states nothing
@@ -248,7 +249,7 @@ def render_once(
     site: Site, request: Request, python: Sequence[str], command: Sequence[str], *, page_of: Path | None = None
 ) -> tuple[str, ...]:
     """The lines of a job that is one process on one node; of `page_of`, a folder, the page is written at the end."""
-    words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus_per_task(site, request)}", "--overlap"]
+    words = ["srun", "--nodes=1", "--ntasks=1", *_of_step(site, request), "--overlap"]
 
     def line(*parts: str, before: Sequence[str] = ()) -> str:
         return render_words([*before, *words, *_kept(site), *python, *parts], between=" \\\n  ")
@@ -257,6 +258,12 @@ def render_once(
     if page_of is None:
         return (*needs, line(*command, before=["exec"]))
     return (*needs, line(*command), "code=$?", line("-m", PAGE_MODULE, str(page_of)), 'exit "$code"')
+
+
+def _of_step(site: Site, request: Request) -> list[str]:
+    """What a step asks for on each node: all that the job has there."""
+    gpus = [f"--gres=gpu:{request.gpus_there}"] if request.gpus_there else []
+    return [f"--cpus-per-task={cpus_per_task(site, request)}", *gpus]
 
 
 def _kept(site: Site) -> list[str]:
@@ -341,7 +348,7 @@ def render_nodes(
         "python=(",
         f"  {render_words(python)}",
         ")",
-        f"on_nodes=(srun {each_node} --cpus-per-task={cpus_per_task(site, request)} --overlap --kill-on-bad-exit=0)",
+        f"on_nodes=(srun {each_node} {' '.join(_of_step(site, request))} --overlap --kill-on-bad-exit=0)",
         "",
         *(_needs(site, '"${python[@]}"') if is_own else ()),
         "# Every node has to see what it is to run.",
