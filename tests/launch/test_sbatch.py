@@ -21,7 +21,7 @@ from lab.slurm import SlurmLab
 from voxscale.config.load import check_section
 from voxscale.config.site import Site, read_site
 from voxscale.errors import ConfigError
-from voxscale.launch.batch import TRAIN, fold_jobs, train_jobs, write_jobs
+from voxscale.launch.batch import OPEN, TRAIN, fold_jobs, train_jobs, write_jobs
 from voxscale.launch.sbatch import Job, Planned, Request, job_name, output_pattern, render_sbatch
 from voxscale.launch.slurm import expand_output, submit
 
@@ -63,6 +63,14 @@ def test_a_job_asks_for_what_is_planned_where_its_site_states_nothing() -> None:
     jobs = fold_jobs(RUN, Site(), request, [], folds=3, opened=False, debug_comm=False)
     asking = [kind for kind, job in jobs.items() if "--time=" in render_sbatch(job, Site())]
     assert asking == [TRAIN], "other jobs are not planned"
+
+
+def test_a_run_is_opened_for_the_cpus_that_its_job_has() -> None:
+    """In an allocation those that are there, whatever the site gives a device."""
+    job = train_jobs(RUN, Site(), Request(1, 2, cpus=3), [], opened=False, debug_comm=False)[OPEN]
+    assert "--cpus 3" in render_sbatch(job, Site())
+    stated = train_jobs(RUN, Site(), Request(1, 2), [], opened=False, debug_comm=False)[OPEN]
+    assert "--cpus 8" in render_sbatch(stated, Site())
 
 
 @pytest.mark.parametrize("name", SITES)

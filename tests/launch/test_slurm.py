@@ -647,6 +647,18 @@ def test_ranks_see_all_gpus_that_an_allocation_has_on_their_node(
     assert {visible for _, visible in told} == {"0,1"}
 
 
+def test_an_allocation_of_one_cpu_prepares(
+    idle_slurm: SlurmLab, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A site gives a device four CPUs unless it says otherwise; this shell's job has one."""
+    store = tmp_path / "store"
+    config = write_config(data__store=str(store))
+    words = [sys.executable, "-m", "voxscale", "prepare", config, "--on", "slurm", "--run", tmp_path / "run"]
+    done = idle_slurm.run("salloc", "-N1", "-c1", *words, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(store.iterdir())
+
+
 def test_gpus_that_not_all_nodes_have_are_not_taken_for_none() -> None:
     asked, of_one = "JobId=7 TresPerJob=gres:gpu:2", "CPU_IDs=0 Mem=1 GRES=gpu:a100:2(IDX:0-1)"
     assert least_gpus("7", f"{asked} Nodes=node[1-2] {of_one} Nodes=node3 {of_one.replace(':2', ':1')} Command=x") == 1

@@ -21,6 +21,7 @@ from voxscale.launch.local import profile_words
 from voxscale.launch.sbatch import (
     Job,
     Request,
+    cpus_per_task,
     job_name,
     output_pattern,
     python_words,
@@ -147,7 +148,7 @@ def finish_words(request: Request) -> list[str]:
 def open_job(root: Path, site: Site, request: Request, python: Sequence[str], *, folds: bool = False) -> Job:
     """The job that finds, checks and prepares the data, and then writes the run folder."""
     words = ["-m", "voxscale.launch.opening", str(root), "--nodes", str(request.nodes)]
-    words += ["--devices", str(request.devices), "--cpus", str(site.cpus_per_device * request.devices)]
+    words += ["--devices", str(request.devices), "--cpus", str(cpus_per_task(site, request))]
     words += [*(["--gpus"] if request.gpus else []), *(["--folds"] if folds else [])]
     return Job(
         name=f"{job_name(root.name)}-open",
@@ -194,9 +195,8 @@ def ranks_job(
     )  # fmt: skip
 
 
-def prepare_job(root: Path, site: Site, binds: Sequence[Path], words: Sequence[str]) -> Job:
+def prepare_job(root: Path, site: Site, request: Request, binds: Sequence[Path], words: Sequence[str]) -> Job:
     """The job that builds a store; `words` are the arguments of `voxscale prepare`."""
-    request = Request()
     python = python_words(binds, site, gpus=False)
     return Job(
         name=f"{job_name(root.name)}-prepare",

@@ -286,10 +286,11 @@ def prepare_on_slurm(
         words = [*(word for word in words if not word.startswith("data.store=")), f"data.store={config.data.store}"]
     nodes_of = look_at_nodes(place, environ)
     binds = [*binds_for(config, root, environ, place.site), Path(words[0]).parent]
-    check_place(place.site, Request(), binds, nodes_of)
+    request = Request(cpus=nodes_of.cpus if isinstance(nodes_of, Allocation) else None)
+    check_place(place.site, request, binds, nodes_of)
     return run_on_slurm(
-        {PREPARE: prepare_job(root, place.site, binds, words)},
-        Request(),
+        {PREPARE: prepare_job(root, place.site, request, binds, words)},
+        request,
         environ,
         place,
         nodes_of,
