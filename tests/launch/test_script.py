@@ -431,14 +431,13 @@ def test_inside_an_allocation_it_runs_there_and_then(
     text = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
     file = script("wait.py", text + "print('here', flush=True)\ntime.sleep(100)\n")
     words = [sys.executable, "-m", "voxscale", "launch", file, "--on", "slurm", "--devices", "1"]
-    salloc = ["salloc", "-N2", "-c1", *words, "--output", "all.txt"]
+    salloc = ["salloc", "-N2", "-c1", *words, "--output", "%x-of-%j.txt"]
     environ = {**os.environ, **idle_slurm.environ}
     with subprocess.Popen(
         salloc, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as inside:
-        output = tmp_path / "all.txt"
         try:
-            until(lambda: output.exists() and output.read_text().count("here") == 2, 40, lambda: "no ranks came")
+            until(lambda: outputs_of(tmp_path).count("here") == 2, 40, lambda: "no ranks came")
         except AssertionError:
             inside.kill()
             raise
@@ -451,6 +450,11 @@ def test_inside_an_allocation_it_runs_there_and_then(
     assert "ended with exit code 5" in said
     assert not processes_of(file)
     assert not list((tmp_path / "runs" / "wait" / "launch").glob("jobs.json")), "nothing was submitted"
+
+
+def outputs_of(folder: Path) -> str:
+    """What is in the files that are called as a job's output would be."""
+    return "".join(path.read_text() for path in folder.glob("wait-of-[0-9]*.txt"))
 
 
 def children(pid: int) -> list[int]:

@@ -32,7 +32,7 @@ from voxscale.launch.sbatch import (
     render_ranks,
 )
 from voxscale.launch.script import Script, check_interpreter, end_program, raise_outcome, shown, write_folder
-from voxscale.launch.slurm import JobState
+from voxscale.launch.slurm import JobState, expand_output
 from voxscale.runs import RunFolder
 
 
@@ -94,7 +94,7 @@ def launch_on_slurm(
     if draft.with_ray:
         write_json(run.command, {**read_json(run.command), "with_ray": True})
     if isinstance(draft.nodes_of, Allocation):
-        with shown(draft.script.output, as_json=as_json):
+        with shown(_output_there(draft, draft.nodes_of), as_json=as_json):
             run_in_allocation(jobs, draft.site, environ, draft.nodes_of, stdout=None)
         _raise_ended(run, None, [], environ)
         return []
@@ -107,6 +107,12 @@ def launch_on_slurm(
     if not place.detach:
         _raise_ended(run, follow(run, submitted, environ), submitted, environ)
     return submitted
+
+
+def _output_there(draft: ScriptJob, allocation: Allocation) -> Path | None:
+    """The file that SLURM would have written for a job of its own."""
+    output = draft.script.output
+    return None if output is None else Path(expand_output(str(output), allocation.job, draft.job.name))
 
 
 def quote_word(word: str) -> str:
