@@ -66,6 +66,8 @@ def test_times_as_slurm_writes_them(text: str, seconds: int) -> None:
         ({"extra": ["-x"]}, "extra.0: found '-x', expected an option"),
         ({"extra": ["--part=short"]}, "extra '--part=short': this is set by partition"),
         ({"extra": ["--test-only"]}, "extra '--test-only': this is set by nobody"),
+        ({"extra": ["--quiet"]}, "extra '--quiet': this is set by nobody"),
+        ({"extra": ["--clusters=b"]}, "extra '--clusters=b': this is set by SLURM_CLUSTERS in your shell"),
         ({"output": "%u/x.out"}, "output: found '%u/x.out', expected a file of letters"),
         ({"env": {"A-B": "1"}}, "expected a variable's name"),
         ({"env": {"A": "1\n2"}}, "expected one line of printable characters"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from voxscale.launch.limits import Qos, make_qos, read_limits
 from voxscale.launch.partitions import Accounting, make_accounting, make_partitions, parse_gres, render_time
 from voxscale.launch.placing import within_limit
 from voxscale.launch.sbatch import Planned, Request
+from voxscale.launch.slurm import cancel, states_of, submit
 
 NODES = """\
 NodeName=g1 Arch=x86_64 CPUTot=64 AvailableFeatures=a100,ib ActiveFeatures=a100,ib Gres=gpu:a100:4(S:0-1),mps:400 \
@@ -342,3 +344,25 @@ def test_real_accounts() -> None:
         )
         assert lab.run("sbatch", "--account=labb", "--wrap=true", check=False).returncode != 0
         assert detect_site({**os.environ, **lab.environ})[0].account == "lab"
+
+
+@pytest.mark.cluster
+def test_the_cluster_that_a_shell_has_chosen_is_meant_by_all_programs(tmp_path: Path) -> None:
+    """Where several share an accounting, SLURM_CLUSTERS says which; what a surrounding job is like says nothing."""
+    file = tmp_path / "job.sbatch"
+    file.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 60\n")
+    with SlurmLab(accounting=True) as lab:
+        environ = {**os.environ, **lab.environ, "SLURM_CLUSTERS": "lab", "SLURM_JOB_PARTITION": "nosuch"}
+        assert check_request(read_cluster(environ), Site(cpus_per_device=1), Request(4)) == []
+        number = submit(file, environ)
+        assert states_of([number], environ)[number].file == str(file)
+        cancel([number], environ)
+        lab.await_state(number, "CANCELLED")
+        programs: list[Callable[[dict[str, str]], Any]] = [
+            partial(submit, file),
+            read_cluster,
+            partial(cancel, [number]),
+        ]
+        for program in programs:
+            with pytest.raises(InfrastructureError, match="'elsewhere' can't be reached"):
+                program({**environ, "SLURM_CLUSTERS": "elsewhere"})

@@ -126,7 +126,10 @@ OWN_OPTIONS = {
     **dict.fromkeys(("mem-per-cpu", "mem-per-gpu"), "memory"),
     **dict.fromkeys(("cpus-per-gpu", "gpus", "gpus-per-task"), "gpus and cpus_per_device"),
     **dict.fromkeys(("chdir", "export", "export-file", "uid", "gid"), "voxscale, for the job to find its way"),
-    **dict.fromkeys(("wrap", "wait", "test-only", "parsable", "help", "usage", "version"), "nobody: it is no job's"),
+    "clusters": "SLURM_CLUSTERS in your shell, for all of SLURM's programs",
+    **dict.fromkeys(
+        ("quiet", "wrap", "wait", "test-only", "parsable", "help", "usage", "version"), "nobody: it is no job's"
+    ),
 }
 
 

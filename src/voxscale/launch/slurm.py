@@ -72,8 +72,9 @@ def ask(*words: str, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) 
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a surrounding job says of itself: SLURM's programs take it for options."""
-    kept = ("SLURM_CONF", "SLURM_TIME_FORMAT")
+    """The environment without what a surrounding job says of itself: SLURM's programs take it for options. Which
+    cluster is meant stays, as all of them have to ask the same."""
+    kept = ("SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
     return {
         name: value
         for name, value in environ.items()
