@@ -57,7 +57,9 @@ def test_times_as_slurm_writes_them(text: str, seconds: int) -> None:
         ({"time": "٣٠"}, "time: found"),
         ({"time": 0}, "time: found '0', expected more than 0, which SLURM takes for no limit"),
         ({"time": "0-00:00"}, "time: found '0-00:00', expected more than 0"),
-        ({"time": True}, "time: found True, expected a valid string"),
+        ({"time": True}, 'time: found True, expected text, as "true"'),
+        ({"account": 12345}, 'account: found 12345, expected text, as "12345"'),
+        ({"env": {"NCCL_IB_DISABLE": True}}, 'env.NCCL_IB_DISABLE: found True, expected text, as "true"'),
         ({"memory": {"per_node": "64GB"}}, "expected a number with K, M, G or T, such as 64G"),
         ({"memory": {}}, "memory: expected one of per_node and per_device"),
         ({"conda": "a", "venv": "b"}, "conda and venv: expected one of them"),
@@ -78,6 +80,11 @@ def test_times_as_slurm_writes_them(text: str, seconds: int) -> None:
 )
 def test_what_is_wrong_is_said(content: Any, words: str) -> None:
     assert words in complaint(content)
+
+
+def test_whole_numbers_stand_for_themselves() -> None:
+    site = check_section(Site, parse_yaml("env: {NCCL_IB_DISABLE: 1}\nmodules: [2023, cuda/12.4]\ntime: 30", "s"), "s")
+    assert (site.env, site.modules, site.time) == ({"NCCL_IB_DISABLE": "1"}, ("2023", "cuda/12.4"), "30")
 
 
 def test_everything_wrong_is_said_at_once() -> None:

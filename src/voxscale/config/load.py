@@ -283,6 +283,8 @@ def _complaint(problem: dict[str, Any], kind: type[BaseModel]) -> str:
             return f"found {found}, expected a mapping of fields"
         case "tuple_type" | "list_type":
             return f"found {found}, expected a list in brackets{_as_list(problem['input'])}"
+        case "string_type" if isinstance(problem["input"], bool | int | float):
+            return f'found {found}, expected text, as "{found.lower()}"'
         case "value_error":
             return "\n".join(map(_shortened, str(context["error"]).splitlines()))
         case "literal_error":

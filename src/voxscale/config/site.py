@@ -70,7 +70,9 @@ Names = Annotated[
     _allowed(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*(,[A-Za-z0-9][A-Za-z0-9_.@+-]*)*", "names of letters, digits and . _ @ + -"),
 ]
 Features = Annotated[str, _allowed(r"[A-Za-z0-9_.,:@+*&|()\[\]!-]+", "features joined with & | , and no spaces")]
-Module = Annotated[str, _allowed(r"[A-Za-z0-9_][A-Za-z0-9_.+/@:-]*", "a module's name such as cuda/12.4")]
+Module = Annotated[
+    str, BeforeValidator(_as_text), _allowed(r"[A-Za-z0-9_][A-Za-z0-9_.+/@:-]*", "a module's name such as cuda/12.4")
+]
 Variable = Annotated[str, _allowed(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 Interface = Annotated[str, _allowed(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}", "an interface's name such as ib0")]
 Memory = Annotated[
@@ -206,7 +208,9 @@ class Site(Section):
     conda: Word | None = None
     venv: Word | None = None
     python: Word | None = None
-    env: dict[Variable, Annotated[str, AfterValidator(_one_line)]] = Field(default_factory=dict)
+    env: dict[Variable, Annotated[str, BeforeValidator(_as_text), AfterValidator(_one_line)]] = Field(
+        default_factory=dict
+    )
     container: Container | None = None
     scratch: Word | None = None
     interface: Interface | None = None
