@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,33 @@ from voxscale.checkpoint import load_checkpoint
 from voxscale.config.load import read_config
 from voxscale.train.events import read_events
 
-LAUNCHERS = {"local, one process": ["--devices", "1"], "local, two processes": ["--devices", "2"]}
+ON_SLURM = "SLURM, two nodes"
+LAUNCHERS = {
+    "local, one process": ["--devices", "1"],
+    "local, two processes": ["--devices", "2"],
+    ON_SLURM: ["--on", "slurm", "--nodes", "2", "--devices", "1", "site.cpus_per_device=1"],
+}
+MARKS = {ON_SLURM: [pytest.mark.slurm]}
 
 
-@pytest.fixture(scope="module", params=LAUNCHERS, ids=LAUNCHERS.keys())
-def run(request: pytest.FixtureRequest, cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in LAUNCHERS])
+def run(
+    request: pytest.FixtureRequest, cli_here: Cli, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == ON_SLURM:
+            for name, value in request.getfixturevalue("slurm").environ.items():
+                patch.setenv(name, value)
+        yield train(cli_here, LAUNCHERS[request.param], dataset, tmp_path_factory)
+
+
+def train(cli_here: Cli, place: list[str], dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launched")
     content = tiny_config(
         dataset, data__split={"val": 0.2, "test": 0.2}, track="tensorboard", train__batch={"per_device": 2}
     )
     (folder / "c.yaml").write_text(safe_dump(content))
-    done = cli_here("train", folder / "c.yaml", *LAUNCHERS[request.param], "--run", folder / "run")
+    done = cli_here("train", folder / "c.yaml", *place, "--run", folder / "run")
     assert done.code == 0, done.err
     return folder / "run"
 

@@ -336,6 +336,7 @@ def test_a_failing_rank_is_on_the_screen_at_once(
     assert done.code == 1
     assert done.err.rstrip().splitlines()[-2].startswith("error: rank 1: ValueError: rank one has had enough")
     assert idle_slurm.state(last_job(run)) == "FAILED"
+    assert idle_slurm.show(last_job(run))["ExitCode"] == "1:0", "the job's exit code is the training's"
     ended = datetime.fromisoformat(idle_slurm.show(last_job(run))["EndTime"]).timestamp()
     assert seen - ended < 5
     listed = cli("runs", run, env=idle_slurm.environ)
