@@ -61,14 +61,16 @@ def session_environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[s
 
 
 @pytest.fixture(scope="session")
-def run_python(session_environ: dict[str, str]) -> Callable[..., Finished]:
+def run_python(session_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
     """Run `python ARGUMENTS` and wait for it."""
+    of_torchrun = {"TMPDIR": str(tmp_path_factory.mktemp("torchrun"))}  # it leaves a folder there each time
 
     def run(*arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Finished:
+        own = of_torchrun if "torch.distributed.run" in arguments else {}
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=cwd,
-            env={**session_environ, **(env or {})},
+            env={**session_environ, **own, **(env or {})},
             capture_output=True,
             text=True,
             timeout=240,

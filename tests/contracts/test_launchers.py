@@ -16,13 +16,14 @@ from voxscale.checkpoint import load_checkpoint
 from voxscale.config.load import read_config
 from voxscale.train.events import read_events
 
-ON_SLURM = "SLURM, two nodes"
+ON_SLURM, ON_RAY = "SLURM, two nodes", "Ray, two ranks"
 LAUNCHERS = {
     "local, one process": ["--devices", "1"],
     "local, two processes": ["--devices", "2"],
     ON_SLURM: ["--on", "slurm", "--nodes", "2", "--devices", "1", "site.cpus_per_device=1"],
+    ON_RAY: ["--on", "ray", "--devices", "2"],
 }
-MARKS = {ON_SLURM: [pytest.mark.slurm]}
+MARKS = {ON_SLURM: [pytest.mark.slurm], ON_RAY: [pytest.mark.ray]}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in LAUNCHERS])
@@ -33,16 +34,17 @@ def run(
         if request.param == ON_SLURM:
             for name, value in request.getfixturevalue("slurm").environ.items():
                 patch.setenv(name, value)
-        yield train(cli_here, LAUNCHERS[request.param], dataset, tmp_path_factory)
+        cli = request.getfixturevalue("seat").run if request.param == ON_RAY else cli_here
+        yield train(cli, LAUNCHERS[request.param], dataset, tmp_path_factory)
 
 
-def train(cli_here: Cli, place: list[str], dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train(cli: Cli, place: list[str], dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launched")
     content = tiny_config(
         dataset, data__split={"val": 0.2, "test": 0.2}, track="tensorboard", train__batch={"per_device": 2}
     )
     (folder / "c.yaml").write_text(safe_dump(content))
-    done = cli_here("train", folder / "c.yaml", *place, "--run", folder / "run")
+    done = cli("train", folder / "c.yaml", *place, "--run", folder / "run")
     assert done.code == 0, done.err
     return folder / "run"
 

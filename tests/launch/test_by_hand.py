@@ -110,8 +110,9 @@ def test_two_agents(session_environ: dict[str, str], run: Path, expected: dict[i
         places = [["--node-rank", str(n), "--master-addr", "127.0.0.1", "--master-port", str(port)] for n in (0, 1)]
     else:
         places = [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"]] * 2
+    environ = {**session_environ, "TMPDIR": str(run.parent)}  # agents leave folders there
     agents = [
-        start([*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *place, *WORKER, str(run)], session_environ)
+        start([*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *place, *WORKER, str(run)], environ)
         for place in places
     ]
     outputs = [agent.communicate(timeout=120)[0] for agent in agents]
