@@ -121,6 +121,7 @@ def bad_inputs(
         "dry run on another config": ["train", good, "train.seed=5", "--run", other, "--dry-run"],
         "another batch per device": ["train", per_device, "train.batch={per_device: 4}", "--run", each],
         "plan.json damaged": ["train", good, "--run", damaged],
+        "init of what is not there": ["init", tmp_path / "absent"],
         "init where nothing can be written": ["init", dataset, "--out", tmp_path / "file" / "c.yaml"],
         "evaluate what is no run": ["evaluate", tmp_path / "empty"],
         "evaluate without checkpoint": ["evaluate", other],
