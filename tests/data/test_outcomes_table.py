@@ -202,6 +202,16 @@ def test_a_damaged_table_is_refused(damage: str, tmp_path: Path) -> None:
         read_outcomes(tmp_path / "o.csv", tmp_path / "e.json")
 
 
+def test_a_recorded_feature_beyond_32_bits_is_refused(tmp_path: Path) -> None:
+    places = tmp_path / "o.csv", tmp_path / "e.json"
+    write_outcomes(*places, make_outcomes(config_of(features=["age"]), cases_of({**ROW, "age": "1"}, ROW)))
+    rows = [line.split(",") for line in places[0].read_text().splitlines()]
+    rows[1][-1] = "1e39"
+    places[0].write_text("".join(",".join(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=f"case '{rows[1][0]}': found a number that is not finite"):
+        read_outcomes(*places)
+
+
 def test_classes_come_in_the_order_of_numbers() -> None:
     cases = cases_of(*({**ROW, "grade": grade} for grade in ("10", "2", "1", "2")))
     outcomes = make_outcomes(config_of("classification", classes="grade"), cases)

@@ -52,7 +52,9 @@ def init(
     if data is None:
         raise ConfigError("init: found no DATA", fix="give the data, or a config of DistMIS with --from-distmis")
     if not data.exists():
-        raise ConfigError(f"{data}: no such data", fix="give a folder, an archive, a table or a list file that is there")
+        raise ConfigError(
+            f"{data}: no such data", fix="give a folder, an archive, a table or a list file that is there"
+        )
     said: list[str] = []
     config = config_or_data(data, overrides, os.environ, say=said.append)
     write_text(out, render_config(config))

@@ -212,13 +212,11 @@ def read_outcomes(table: Path, encoding: Path) -> Outcomes:
     try:
         rows = list(read_rows(table, _header(held)))
         numbers = np.array([row[2:] for row in rows], np.float64).reshape(len(rows), -1)
-        _check_recorded(rows, numbers)
+        with np.errstate(over="ignore"):
+            features = numbers[:, first - 2 :].astype(np.float32)
+        _check_recorded(rows, np.hstack([numbers, features]))
         return Outcomes(
-            held,
-            tuple(row[0] for row in rows),
-            tuple(row[1] for row in rows),
-            numbers[:, : first - 2],
-            numbers[:, first - 2 :].astype(np.float32),
+            held, tuple(row[0] for row in rows), tuple(row[1] for row in rows), numbers[:, : first - 2], features
         )
     except OSError as problem:
         raise DataError(f"{table}: missing or damaged: {problem.strerror}", fix=_RESTORE) from problem
