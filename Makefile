@@ -27,7 +27,7 @@ test: check  ## all checks and all tests but the slow ones of `cluster`
 	$(BIN)/python -m pytest -m 'alone and not cluster'
 
 cluster: .venv/peers  ## the full matrix on a real SLURM (installed and started for it, needs root) and on real Ray clusters
-	$(BIN)/python -m pytest -m 'cluster or slurm or ray'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m 'cluster or slurm or ray'
 
 chaos: setup  ## kills, lost nodes, full disks and damage by the hundred, on real clusters too (needs root): docs/reliability.md
 	cd tests && ../$(BIN)/python -m chaos
